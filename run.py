@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The two commands of the README, on a machine that has only Python 3.11+ and pip.
+"""The commands of the README, on a machine that has only Python 3.11+ and pip.
 
     python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes
     python3 run.py test           the tests
+    python3 run.py test --promises    the promises about failure, each with the tests that prove it (--fast)
+    python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
 
 Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the workspace's packages
 editable. ``python3 run.py setup`` does only that; ``python3 run.py check`` runs linters, types and layers. Further
@@ -44,8 +46,11 @@ def main() -> int:
         "setup": [],
         "check": [check.split() for check in CHECKS],
         "quickstart": [["vf-train", "quickstart", *arguments]],
+        "soak": [["python", "tests/soak.py", *arguments]],
         "test": [["python", "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments]],
     }
+    if command == "test" and "--promises" in arguments:
+        commands["test"] = [["python", "tests/certificate.py", *(one for one in arguments if one != "--promises")]]
     if command not in commands:
         print(__doc__)
         return 0 if command in ("-h", "--help", "help") else fail(f"unknown command {command!r}")
@@ -53,11 +58,20 @@ def main() -> int:
         set_up()
     except subprocess.CalledProcessError as error:
         return fail(f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}")
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
     for program, *words in commands[command]:
-        if code := subprocess.call([str(BIN / program), *words], cwd=ROOT, env=environment):
+        if code := subprocess.call([str(BIN / program), *words], cwd=ROOT, env=environment()):
             return code
     return 0
+
+
+def environment() -> dict[str, str]:
+    """Environment variables of commands: those of ``.venv``; compiled modules are kept.
+
+    uv compiles nothing, and containers often set PYTHONDONTWRITEBYTECODE: every command would compile all that it
+    imports anew, which is more than half of the time that the trainer takes to import.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
 
 
 def fail(sentence: str) -> int:
@@ -82,6 +96,7 @@ def set_up() -> None:
     run([*export, "--output-file", requirements], stdout=subprocess.DEVNULL)
     run([*pip_install(uv), "--no-deps", "-r", requirements])
     run([*pip_install(uv), "--no-deps", *(word for member in MEMBERS for word in ("-e", member))])
+    run([PYTHON, "-c", "import verifiers.cli.evaluate.command, verifiers_trainer.trainer"], env=environment())
     STAMP.write_text(wanted)
 
 

@@ -2,6 +2,8 @@
 
     python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}'
     python _learning.py ours '{...}'
+    python _learning.py recipe '{..., "batches": 100, "settings": {...}}'    held-out answers before and after training
+    python _learning.py sample '{..., "teacher": FOLDER}'   answers of a trained model to the training examples
     python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
 
 Both trainers start from ``folder``/model, run the same environment through our embedded engine with one thread, and
@@ -30,6 +32,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "arguments": {"unit": "word", "min_chars": 3, "max_chars": 6, "num_train_examples": 2000},
         "settings": {"batch_size": 128, "siblings": 8, "max_tokens": 12, "max_seq_len": 48, "learning_rate": 3e-4},
         "warm_up": {"target": 0.7, "max_steps": 200, "rows_per_step": 64, "learning_rate": 7e-4},
+    },
+    "curriculum-sums": {
+        "arguments": {"min_difficulty": 1, "max_difficulty": 1, "system_prompt": "", "num_train_examples": 2000},
+        "settings": {"batch_size": 128, "siblings": 8, "max_tokens": 8, "max_seq_len": 48, "learning_rate": 3e-4},
+        "warm_up": {"target": 0.3, "max_steps": 600, "rows_per_step": 64, "learning_rate": 1e-3},
     },
     "alphabet-sort": {
         "arguments": {
@@ -100,14 +107,15 @@ def warm(job: dict[str, Any], run: Path) -> dict[str, Any]:
 
 def train_on_answers(trainer: Any, answer_env: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Run supervised steps until the sampled reward reaches the target."""
-    from verifiers_trainer.policy.warmup import warm_up
-    from verifiers_trainer.run.evaluation import play
+    from verifiers_trainer.pipeline.warmup import warm_up
+    from verifiers_trainer.run.evaluation import run_rollouts
 
     rows = [example.row for example in trainer.env.train_table[:64]]
     rewards = [0.0]
 
     def reward() -> float:
-        rewards.append(play(trainer, inputs=rows).metadata["avg_reward"])
+        results = run_rollouts(trainer.training_run, trainer.run_context(), inputs=rows)
+        rewards.append(results.metadata["avg_reward"])
         return rewards[-1]
 
     def log(step: int, loss: float, outcome: float | None) -> None:
@@ -125,7 +133,7 @@ def answer_environment(task: str, env: Any) -> Any:
     """An environment of rows with answers, and a parser of their format, for the warm-up."""
     import verifiers as vf
 
-    if task == "reverse-text":
+    if task != "alphabet-sort":
         return env
     tag = "alphabetical_sorted"
     rows = [
@@ -151,6 +159,101 @@ def ours(job: dict[str, Any], run: Path) -> dict[str, Any]:
         "trained": [row["tokens/trained"] for row in steps],
         "seconds": curve.seconds,
     }
+
+
+def sample(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """One answer of ``teacher`` to each training example, saved with its tokens; CPU seconds of sampling them."""
+    from verifiers_trainer.policy.folder_client import folder_client
+
+    sizes, folder = TASKS[job["task"]]["settings"], Path(job["folder"]) / "answers"
+    env, client = environment(job), folder_client(job["teacher"])
+    started = time.process_time()
+    env.generate_sync(  # the training set
+        client=client, model=client.model, results_path=str(folder),
+        state_columns=["trajectory"], max_concurrent=128,
+        sampling_args={
+            "max_tokens": sizes["max_tokens"], "temperature": 1.0, "logprobs": True, "return_token_ids": True,
+        },
+    )  # fmt: skip
+    return {"folder": str(folder), "cpu_s": time.process_time() - started}
+
+
+EXACT = {"reverse-text": "exact_match", "curriculum-sums": "correct_answer", "digits": "digits"}
+"""The metric that is 1 for a right answer and less for any other."""
+SIBLINGS = 8
+"""Answers to each held-out example, for pass@8."""
+
+
+def recipe(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Train on ``batches`` batches with the quickstart's settings but for ``settings``; answers before and after."""
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
+    from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+    from verifiers_trainer.settings.config import RLConfig
+    from verifiers_trainer.trainer import RLTrainer
+
+    sizes = TASKS[job["task"]]["settings"]
+    settings = {
+        "output_dir": str(run), "seed": job["seed"], "batch_size": sizes["batch_size"], "use_lora": False,
+        "rollouts_per_example": sizes["siblings"], "max_tokens": sizes["max_tokens"],
+        "max_seq_len": sizes["max_seq_len"],
+        "learning_rate": sizes["learning_rate"], "lr_scheduler_type": "linear", "warmup_steps": 0.08, "use_cpu": True,
+        "zero_truncated_completions": True, "inference": "embedded", "save_strategy": "no",
+        "log_completions": False,
+    } | job["settings"]  # fmt: skip
+    config = RLConfig(**settings)
+    config.resolve()
+    config.max_steps = job["batches"] * config.steps_per_batch
+    model, tokenizer = get_model_and_tokenizer(str(Path(job["folder"]) / "model"))
+    curve = Curve()
+    with RLTrainer(model, environment(job), config, tokenizer, callbacks=[curve]) as trainer:
+        before = held_out(trainer, job["task"])
+        trainer.train()
+        after = held_out(trainer, job["task"])
+        if "save" in job:
+            trainer.save_model(job["save"])
+    steps = [row for row in read_metrics(run / METRICS) if "reward/mean" in row]
+    first_pass = [row for row in steps if row["batch/step"] <= config.updates_per_batch]
+    return {
+        "before": before, "after": after, "cpu_s": curve.seconds[-1][0], "objective": config.objective(),
+        "sampled": sum(row["tokens/completion"] for row in first_pass), "steps": config.max_steps,
+        "reward": [row["reward/mean"] for row in first_pass],
+        "exact": [row.get(f"reward/{EXACT[job['task']]}") for row in first_pass],
+    }  # fmt: skip
+
+
+def held_out(trainer: Any, task: str) -> dict[str, float]:
+    """Mean reward, share of right answers with its standard error, pass@8, and nats per token, all sampled."""
+    from verifiers.results.statistics import clustered_stderr
+    from verifiers.runtime.json import canonical_json
+
+    env, context = trainer.env, trainer.run_context()
+    seen = {canonical_json(example.row["prompt"]) for example in env.train_table}
+    table = env.train_table if task == "digits" else env.eval_table
+    rows = [one.row for one in table if task == "digits" or canonical_json(one.row["prompt"]) not in seen]
+    results = env.generate_sync(
+        [row for row in rows for _ in range(SIBLINGS)], client=context.client, model=context.model,
+        sampling_args={**context.sampling_args, "return_token_ids": True, "logprobs": True}, max_concurrent=1024,
+        seed=1_000_003,
+    )  # fmt: skip
+    examples, right = results["example_ids"], [float(value == 1) for value in results["metrics"][EXACT[task]]]
+    solved = {example for example, is_right in zip(examples, right, strict=True) if is_right}
+    turns = [turn for state in results["state"] for turn in state.rollout().turns]
+    num_tokens = sum(len(turn.completion_ids) for turn in turns)
+    return {
+        "reward": sum(results["rewards"]) / len(results),
+        "exact": sum(right) / len(right),
+        "exact_stderr": clustered_stderr(right, examples),
+        "pass@8": len(solved) / len(set(examples)),
+        "nats": -sum(float(turn.sampler_logprobs.sum()) for turn in turns) / num_tokens,
+    }
+
+
+def changes_of(result: dict[str, Any]) -> list[str]:
+    """Before and after, of each number of `held_out`, for a table."""
+    before, after = result["before"], result["after"]
+    changes = [f"{before[key]:.3f} -> {after[key]:.3f}" for key in ("reward", "exact", "pass@8", "nats")]
+    changes[1] += f" ± {after['exact_stderr']:.3f}"
+    return changes
 
 
 def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -199,7 +302,9 @@ def main() -> None:
     trainer, job = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        result = {"warm": warm, "ours": ours, "trl": trl}[trainer](job, Path(folder))
+        result = {"warm": warm, "ours": ours, "recipe": recipe, "sample": sample, "trl": trl}[trainer](
+            job, Path(folder)
+        )
     print(json.dumps(result))
 
 

@@ -30,12 +30,16 @@ PACKAGES = {
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
     "vf-eval",
+    "vf-audit",
+    "vf-compare",
+    "vf-rescore",
     "vf-init",
     "vf-install",
     "vf-setup",
     "vf-train",
     "vf-train quickstart",
     "vf-vllm",
+    "vf-serve",
     "vf-view",
     "vf-tui",
 )

@@ -25,8 +25,8 @@ from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments, pa
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.inference import policy_client
+from verifiers_trainer.pipeline.warmup import warm_up
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
-from verifiers_trainer.policy.warmup import warm_up
 
 GROUPS, ROLLOUTS = 16, 8  # G prompts, N rollouts of each: 128 rollouts in a step
 TEMPERATURE, MAX_TOKENS, MAX_SEQ_LEN = 1.0, 12, 48

@@ -53,7 +53,7 @@ def main() -> None:
         from verifiers.errors import VerifiersError
         from verifiers_trainer.integrations.rllm_start import CONFIGS, start_of
     except ModuleNotFoundError as error:
-        sys.exit(f"{error.name} is not installed: pip install verifiers-trainer")
+        sys.exit(f"{error.name} is not installed: uv pip install -e packages/trainer")
     try:
         start = start_of(sys.argv[1:])
         import hydra

@@ -99,9 +99,11 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
 
 RAISED_AS_PROTOCOL = frozenset(
     "AttributeError KeyError IndexError TypeError ValueError NotImplementedError AssertionError StopIteration "
-    "TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError ModuleNotFoundError".split()
+    "TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError ModuleNotFoundError "
+    "OutputLimitExceededError".split()
 )
-"""Builtin errors that say something to Python itself or to the caller of an internal function."""
+"""Builtin errors that say something to Python itself or to the caller of an internal function, and that of Inspect's
+protocol of sandboxes."""
 OPERATING_SYSTEM = {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, OSError)}
 
 

@@ -145,7 +145,7 @@ def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
         (["--header-from-state", "X A=task"], "--header-from-state has a header name that cannot be sent: 'X A'"),
         (["--max-concurrent-tools", "0"], "--max-concurrent-tools must be a whole number of at least 1, not 0"),
         (["--progress", "loud"], "--progress must be one of auto, bar, plain, json, none, not 'loud'"),
-        (["--api-client-type", "soap"], "--api-client-type must be one of"),
+        (["--api-client-type", "soap"], "--client must be chat, completions, responses, messages"),
         (["--fresh", "-R"], "--fresh starts a new run and --resume continues an old one"),
         (["-H"], "--save-to-hf-hub needs a name"),
         (["-m"], "Option '-m' requires an argument"),

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from verifiers.runtime.install_lines import install_line
+
 REPOSITORY = Path(__file__).parents[2]
 SMALL = {
+    "vf-compare": ("runs", "differences", "refused", "agreement"),
+    "vf-rescore": ("run", "origin"),
+    "vf-audit": (
+        *("environment", "errors", "warnings", "notes", "success_metric", "oracle", "non_solutions"),
+        *("best_non_solution", "profile", "num_rows", "num_rollouts", "seconds", "certificate", "kept"),
+    ),
     "vf-init": ("id", "path", "files"),
     "vf-install": ("command", "distribution", "version", "entry_point"),
     "vf-setup": ("files",),
@@ -90,7 +98,7 @@ def test_what_a_terminal_does_with_a_raw_escape():
     assert b"\x1b]0;owned\x07" in ran.stdout
 
 
-@pytest.mark.parametrize("command", ["vf-eval", "vf-init", "vf-install", "vf-view"])
+@pytest.mark.parametrize("command", ["vf-eval", "vf-init", "vf-install", "vf-view", "vf-compare", "vf-rescore"])
 def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, tmp_path):
     ran = run(command, HOSTILE, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
@@ -99,12 +107,15 @@ def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "command"), [("vf_train", "vf-train"), ("vf_vllm", "vf-vllm")])
+@pytest.mark.parametrize(
+    ("name", "command"), [("vf_train", "vf-train"), ("vf_vllm", "vf-vllm"), ("vf_serve", "vf-serve")]
+)
 def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, command):
     code = f"import sys; sys.modules['verifiers_trainer'] = None; from verifiers.cli import delegate as d; d.{name}()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith(f"{command} needs the trainer, which is not installed: pip install 'verifiers[rl]'")
+    line = install_line("verifiers-trainer")
+    assert ran.stderr == f"{command} needs the trainer, which is not installed: {line}\n"
 
 
 # --- completion ---------------------------------------------------------------------------------------------------
@@ -133,6 +144,7 @@ def complete(command: str, words: list[str], cwd: Path) -> list[str]:
         ("vf-init", ["x", "--template", "m"], ["plain,multi"]),
         ("vf-setup", ["--prime"], ["plain,--prime-rl"]),
         ("vf-view", ["outp"], ["file,outp"]),
+        ("vf-compare", ["outp"], ["file,outp"]),
     ],
 )
 def test_the_shell_is_told_ids_words_flags_and_paths(command, words, offered, tmp_path):

@@ -35,7 +35,8 @@ def test_the_summary_says_what_a_reader_wants_to_know(vf_eval, server):
         "outputs/evals/toy--the-model/",
         "8 (4 examples × 2)",
         "0.500 ± 0.289 (standard error)",
-        "1: 0.500  2: 0.500 (reward ≥ 0.5)",
+        "1: 0.500 [0.06, 0.94]  2: 0.500 [0.06, 0.94]",
+        "0.500 ± 0.289 (standard error); solved = reward is 1",
         "  exact  ",
         "8 × max_turns_reached",
         "best: example 1, reward 1.000",
@@ -58,8 +59,9 @@ def test_json_is_one_object_with_the_documented_keys_and_nothing_else_is_on_stdo
     (run,) = ran.json["runs"]
     assert sorted(run) == sorted(
         "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-        "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage cost_usd latency throughput "
-        "seconds resumed env_args sampling_args exported".split()
+        "reward_stderr success_metric avg_success success_stderr avg_metrics pass_at_k pass_at_k_interval pass_all_k "
+        "stop_conditions errors usage cost_usd latency throughput seconds resumed env_args sampling_args "
+        "stopped spent exported".split()
     )
     assert (run["num_rollouts"], run["avg_reward"], run["sampling_args"]) == (2, 0.5, {"temperature": 0.5})
     assert "hello from the environment" in ran.err
@@ -180,7 +182,8 @@ def test_an_environment_is_found_in_the_folder_of_environments(vf_eval, server, 
         (eval_folder / place / f"{module}.py").write_text(TOY)
     assert vf_eval("my-game", "-b", server.url, "-n", "1").code == 0
     assert vf_eval("other-game", "-b", server.url, "-n", "1", "-p", "elsewhere").code == 0
-    assert list(eval_folder.glob("environments/my_game/outputs/evals/*/*/results.jsonl"))
+    assert list(eval_folder.glob("outputs/evals/my-game--*/*/results.jsonl"))
+    assert not (eval_folder / "environments/my_game/outputs").exists()
 
 
 def test_an_environment_of_one_file_is_found_in_the_folder(vf_eval, server, eval_folder):
@@ -335,7 +338,7 @@ def test_help_is_quick_and_names_every_flag():
 
 def test_version_and_the_client_types_are_those_of_the_library(vf_eval):
     assert vf_eval("--version").out.startswith("vf-eval, verifiers ")
-    assert CLIENT_TYPES == protocol.CLIENT_TYPES
+    assert CLIENT_TYPES == protocol.SHORT_CLIENT_TYPES
 
 
 def test_the_flags_are_frozen(vf_eval):
@@ -348,7 +351,7 @@ def test_the_flags_are_frozen(vf_eval):
     )
     assert {flag for flag in flags if flag.startswith("--")} == set(
         "--accept-changed-code "
-        "--model --api-base-url --api-key-var --endpoints-path --api-client-type --header --env-args "
+        "--model --api-base-url --api-key-var --endpoints-path --client --api-client-type --header --env-args "
         "--extra-env-kwargs --env-dir-path --num-examples --rollouts-per-example --shuffle --no-shuffle "
         "--shuffle-seed --seed --max-tokens --temperature --sampling-args --max-concurrent "
         "--max-concurrent-requests --max-concurrent-generation --max-concurrent-scoring --max-concurrent-tools "
@@ -357,7 +360,8 @@ def test_the_flags_are_frozen(vf_eval):
         "--worker-backend --export --max-retries --timeout --abort-after --max-error-rate --output-dir "
         "--save-results --save-dataset --no-save --save-every --resume --fresh --no-fresh --retry-errors "
         "--no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub --hf-hub-dataset-name --progress "
-        "--abbreviated-summary --json --dump-config --dry-run --verbose --quiet --version".split()
+        "--abbreviated-summary --json --dump-config --dry-run --verbose --quiet --version "
+        "--detect --until-half-width --until-decided --reward-range --max-cost --max-total-tokens --cache".split()
     )
 
 

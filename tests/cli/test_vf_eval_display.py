@@ -34,9 +34,17 @@ def progress():
 
 
 def test_the_status_line_counts_what_is_durable_and_guesses_the_rest_from_this_start(progress):
+    progress.last_done = 120.0
     assert status_line(progress, 120.0) == (
         "10/40 done · 2 running · reward 0.500 · 1 error (1 × ModelUnavailable) · 100 tokens/s · 1 min 40 s left"
     )
+
+
+def test_the_time_left_falls_while_nothing_finishes_and_tokens_of_running_rollouts_count(progress):
+    progress.last_done = 120.0
+    progress.running[3][1]["usage"]["output_tokens"] = 1000
+    assert status_line(progress, 130.0).endswith("100 tokens/s · 1 min 30 s left")  # (2000 + 1000) / 30 s
+    assert status_line(progress, 500.0).endswith("0 s left")
 
 
 def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):

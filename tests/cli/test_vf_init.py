@@ -23,6 +23,7 @@ from verifiers.testing import FakeServer
 REPOSITORY = Path(__file__).parents[2]
 FORMS = [(template, *more) for template in TEMPLATES for more in ((), ("--multi-file",))]
 ONE_MODULE = [
+    ".gitignore",
     "README.md",
     "pyproject.toml",
     "src/vf_word_game/__init__.py",
@@ -74,7 +75,7 @@ def test_the_example_of_the_guide_names_folder_distribution_module_and_id(vf_ini
     entry_points = {"verifiers.environments": {"custom-environment": "vf_custom_environment:load_environment"}}
     assert project["entry-points"] == entry_points
     assert document["tool"]["verifiers"]["eval"] == {"num_examples": 5, "rollouts_per_example": 3}
-    assert "uv" not in document["tool"]
+    assert document["tool"]["uv"]["sources"]["verifiers"]["path"].endswith("packages/core")  # where ours came from
     assert (folder / "src/vf_custom_environment/__init__.py").is_file()
     for step in ("vf-install custom-environment", "vf-eval custom-environment", "python -m pytest environments/custom"):
         assert step in ran.out
@@ -84,7 +85,7 @@ def test_the_forms_of_a_package(vf_init, tmp_path):
     vf_init("word-game")
     assert files_below(tmp_path / "environments/word_game") == ONE_MODULE
     vf_init("word-game", "-p", "more", "--multi-file", "--no-tests")
-    several = [*ONE_MODULE[:3], "src/vf_word_game/data.py", "src/vf_word_game/py.typed", "src/vf_word_game/rewards.py"]
+    several = [*ONE_MODULE[:4], "src/vf_word_game/data.py", "src/vf_word_game/py.typed", "src/vf_word_game/rewards.py"]
     assert files_below(tmp_path / "more/word_game") == several
 
 
@@ -135,14 +136,16 @@ def test_only_a_member_of_the_workspace_takes_verifiers_from_it(vf_init, tmp_pat
     vf_init("word-game", "-p", "elsewhere")
     member = tomllib.loads((tmp_path / "packages/envs/word-game/pyproject.toml").read_text())
     assert member["tool"]["uv"]["sources"] == {"verifiers": {"workspace": True}}
-    assert "uv" not in tomllib.loads((tmp_path / "elsewhere/word_game/pyproject.toml").read_text())["tool"]
     make_workspace(tmp_path / "other", with_verifiers=False)
     os.chdir(tmp_path / "other/packages")
     assert vf_init("word-game").code == 0
-    assert "uv" not in tomllib.loads((tmp_path / "other/packages/envs/word-game/pyproject.toml").read_text())["tool"]
+    for folder in (tmp_path / "elsewhere/word_game", tmp_path / "other/packages/envs/word-game"):
+        source = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["uv"]["sources"]["verifiers"]
+        assert (folder / source.pop("path")).samefile(REPOSITORY / "packages/core")
+        assert source == {"editable": True}
 
 
-def test_a_library_from_a_repository_is_named_as_uvs_source_and_one_from_a_folder_is_not(tmp_path):
+def test_the_place_that_the_library_came_from_is_uvs_source(tmp_path):
     python = make_fresh_python(tmp_path)
     (about,) = python.site_packages.glob("verifiers-*.dist-info")
     origins = {
@@ -151,8 +154,9 @@ def test_a_library_from_a_repository_is_named_as_uvs_source_and_one_from_a_folde
             "vcs_info": {"vcs": "git", "commit_id": "f00"},
             "subdirectory": "packages/core",
         },
-        "b": {"url": "file:///somewhere", "dir_info": {"editable": True}},
+        "b": {"url": "file:///somewhere-that-is-gone", "dir_info": {"editable": True}},
         "c": {"url": "https://me:canary@host/r.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}},
+        "d": {"url": tmp_path.as_uri(), "dir_info": {}},
     }
     sources = {}
     for name, origin in origins.items():
@@ -162,7 +166,9 @@ def test_a_library_from_a_repository_is_named_as_uvs_source_and_one_from_a_folde
         assert "canary" not in text
         sources[name] = tomllib.loads(text)["tool"].get("uv", {}).get("sources")
     git = {"git": "https://host/o/r.git", "rev": "f00", "subdirectory": "packages/core"}
-    assert sources == {"a": {"verifiers": git}, "b": None, "c": None}
+    bare = {"git": "https://host/r.git", "rev": "f00"}
+    path = {"path": os.path.relpath(tmp_path, python.folder / "environments/d")}
+    assert sources == {"a": {"verifiers": git}, "b": None, "c": {"verifiers": bare}, "d": {"verifiers": path}}
 
 
 def test_json_is_one_object_with_the_documented_keys(vf_init, tmp_path):
@@ -192,7 +198,7 @@ def test_files_that_are_there_are_kept_and_named(vf_init, tmp_path):
     assert (folder / "tests/test_word_game.py").is_file()
     assert "kept      src/vf_word_game/__init__.py" in ran.out
     assert "written   tests/test_word_game.py" in ran.out
-    assert "4 files existed already" in ran.err
+    assert "5 files existed already" in ran.err
     assert "--rewrite-readme replaces the README" in ran.err
 
 
@@ -268,7 +274,7 @@ def test_an_invalid_name_is_refused_and_nothing_is_written(vf_init, tmp_path, na
         (["a", "--templte", "x", "--muti-file"], "--muti-file: no such option, did you mean --multi-file?"),
         (
             ["a", "--template", "singel"],
-            "must be one of single, multi, tool, python, not 'singel', did you mean \"single\"?",
+            "must be one of single, multi, tool, stateful, python, not 'singel', did you mean \"single\"?",
         ),
         (["a", "--path"], "requires an argument"),
     ],

@@ -99,8 +99,10 @@ def requirement(ran: Ran) -> str:
     first, python, *words = ran.out.splitlines()[0].split(" --python ")[0], *ran.out.splitlines()[0].split()[4:]
     assert first == "uv pip install"
     assert python == sys.executable
-    assert words[-1].startswith("verifiers==")
-    return " ".join(words[:-1])
+    *words, pin, flag, overrides = words
+    assert pin.startswith("verifiers==")
+    assert (flag, Path(overrides).read_text()) == ("--overrides", f"{pin}\n")
+    return " ".join(words)
 
 
 # --- where it comes from ------------------------------------------------------------------------------------------
@@ -190,7 +192,6 @@ def test_logins_are_not_printed(vf_install):
         (["a", "--form-repo", "--pth=x"], "--pth: no such option, did you mean --path?"),
         (["a", "-b", "main"], "add --from-repo or --repo URL"),
         (["a", "--subdirectory", "x"], "add --from-repo or --repo URL"),
-        (["a", "--from-repo"], "names no repository; name one with --repo URL"),
         (["a", "--repo", "ext::sh -c true"], "is neither a URL (https, ssh, git, file) nor an existing folder"),
         (["a", "--repo", "--upload-pack=x"], "is neither a URL"),
         (["a", "--repo", "https://h/r", "-b", "--x"], "is not the name of a branch"),
@@ -381,6 +382,17 @@ def test_pip_is_taken_where_there_is_no_uv(vf_install, recorded, tmp_path, monke
     assert ran.json["command"].startswith(f"{sys.executable} -m pip install -e ./environments/reverse_text verifiers==")
     (words,) = recorded()
     assert words[:3] == ["install", "-e", "./environments/reverse_text"]
+    monkeypatch.setenv("SAYS", json.dumps({"install -e": [1, "vf-reverse-text 0.1.0 depends on verifiers<0.2"]}))
+    ran = vf_install("reverse-text", "--json")
+    assert ran.code == 0, ran.err
+    pin = f"verifiers=={importlib_metadata.version('verifiers')}"
+    assert [" ".join(words) for words in recorded()[2:]] == [
+        "install --no-deps -e ./environments/reverse_text",
+        f"install {pin}",
+    ]
+    assert ran.json["command"].endswith(
+        f"--no-deps -e ./environments/reverse_text && {sys.executable} -m pip install {pin}"
+    )
 
 
 def is_running(pid: int) -> bool:
@@ -414,9 +426,11 @@ def test_an_interrupt_ends_the_installer_too_and_is_exit_130(tmp_path):
 
 def test_the_list_names_id_version_and_distribution(vf_install):
     ran = vf_install("--list", "--json")
-    assert {"id": "reverse-text", "version": "0.1.0", "distribution": "vf-reverse-text"} in ran.json["environments"]
+    (entry,) = [one for one in ran.json["environments"] if one["id"] == "reverse-text"]
+    assert (entry["version"], entry["distribution"]) == ("0.1.0", "vf-reverse-text")
+    assert entry["audit"].startswith("audit passed")
     lines = vf_install("--list").out.splitlines()
-    assert ["reverse-text", "0.1.0", "vf-reverse-text"] in [line.split() for line in lines]
+    assert ["reverse-text", "0.1.0", "vf-reverse-text"] in [line.split()[:3] for line in lines]
     assert len({line.index(line.split()[1]) for line in lines}) == 1  # in columns
 
 
@@ -425,8 +439,8 @@ def test_the_options_are_these(vf_install):
     assert (
         flags
         == (
-            "--branch --dry-run --from-repo --json --list --no-editable --path --quiet --repo --subdirectory --upgrade "
-            "--verbose --version --yes"
+            "--agent --branch --dry-run --from-repo --json --list --no-editable --path --quiet --repo --subdirectory "
+            "--upgrade --verbose --version --yes"
         ).split()
     )
     assert "vf-install [OPTIONS] ENV" in vf_install("--help").out
@@ -482,6 +496,20 @@ def test_an_environment_of_a_git_repository_is_installed_and_verifiers_stays(pyt
     assert ran.json["entry_point"] == "old_game:load_environment"
 
 
+def test_from_repo_takes_the_repository_that_verifiers_came_from(python, repository):
+    online = {"UV_OFFLINE": "0", "UV_NO_INDEX": "1"}
+    ran = python.command("install", "vf-word-game", "--from-repo", **online)
+    assert ran.code == 2
+    assert "--from-repo needs the repository of verifiers" in ran.err
+    assert "name it with --repo URL" in " ".join(ran.err.split())
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    origin = {"url": (repository / "packages/core").as_uri(), "dir_info": {"editable": True}}
+    (about / "direct_url.json").write_text(json.dumps(origin))
+    ran = python.command("install", "vf-word-game", "--from-repo", "--json", **online)
+    assert ran.code == 0, ran.err
+    assert f"git+{repository.as_uri()}@main#subdirectory=packages/envs/word-game" in ran.json["command"]
+
+
 def test_a_repository_without_the_environment_or_the_branch_installs_nothing(vf_install, recorded, repository):
     ran = vf_install("word-gaem", "--repo", str(repository))
     assert ran.code == 2
@@ -511,21 +539,15 @@ def test_a_module_in_the_working_directory_does_not_stand_in_for_the_installed_o
     assert "no_such_dependency" in ran.err
 
 
-def test_a_package_that_wants_another_verifiers_is_refused_by_the_installer(python):
-    make_project(python.folder / "environments/word_game", requires="verifiers==0.1.8")
-    before = sorted(path.name for path in python.site_packages.iterdir())
-    ran = python.command("install", "word-game")
-    assert ran.code == 3
-    assert "verifiers==0.1.8" in " ".join(ran.err.split())
-    assert sorted(path.name for path in python.site_packages.iterdir()) == before
-
-
-def add_wheel(index: Path, name: str, version: str, files: dict[str, str], entry_points: str | None = None) -> None:
+def add_wheel(
+    index: Path, name: str, version: str, files: dict[str, str], entry_points: str | None = None, *requires: str
+) -> None:
     """Put a wheel into ``index``, a folder laid out as a package index is."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
     about = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: A game.\n"}
+    about["METADATA"] += "".join(f"Requires-Dist: {one}\n" for one in requires)
     about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     if entry_points:
         about["entry_points.txt"] = f"[verifiers.environments]\n{entry_points}\n"
@@ -582,6 +604,34 @@ def test_another_library_of_the_same_name_and_number_is_never_taken(python, fore
     ran = python.command("install", *words, "--json", **foreign)
     assert ran.code == 0, ran.err
     assert python.run("-c", "import verifiers; verifiers.load_environment('word-game')").code == 0
+    assert not (python.site_packages / "verifiers").exists()
+
+
+EVALUATE = """
+import verifiers as vf
+from verifiers.testing import ScriptedClient
+results = vf.load_environment("old-game").evaluate(ScriptedClient("1"), "m", num_examples=1, rollouts_per_example=2)
+print(len(results), results.metadata.num_errors)
+"""
+
+
+def test_a_package_of_the_index_that_requires_another_verifiers_by_name_runs_with_this_one(python, foreign, tmp_path):
+    """Historical packages declare it; one of them also depends on another that asks for extras of it."""
+    index, entry = tmp_path / "public", "old-game = vf_old_game:load_environment"
+    needs = ("verifiers[dice]<0.2,>=0.1.3", "game-helpers")
+    add_wheel(index, "vf-old-game", "0.1", {"vf_old_game.py": LOADER}, entry, *needs)
+    add_wheel(index, "dice", "6.0", {"dice.py": ""})
+    add_wheel(index, "game-helpers", "0.1", {"game_helpers.py": ""}, None, "verifiers[rl]>=0.1.5")
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    with (about / "METADATA").open("a") as metadata:
+        metadata.write("Provides-Extra: dice\nRequires-Dist: dice>=1 ; extra == 'dice'\n")
+    ran = python.command("install", "old-game", **foreign)
+    assert ran.code == 0, ran.err
+    version = importlib_metadata.version("verifiers")
+    assert f"vf-old-game requires verifiers[dice]<0.2,>=0.1.3; verifiers {version} takes its place" in ran.err
+    assert python.run("-c", EVALUATE).out == "2 0\n"
+    assert (python.site_packages / "game_helpers.py").exists()
+    assert (python.site_packages / "dice.py").exists()
     assert not (python.site_packages / "verifiers").exists()
 
 

@@ -111,8 +111,8 @@ CASES = [
     ),
     Case(
         "few-shot-tags",
-        [1.0 + 0.5 + 0.2, 1.0 + 0.2 * 0.4, 0.0],
-        {"right": [1.0, 1.0, 0.0], "names_a_factor": [1.0, 0.0, 0.0], "format_reward_func": [1.0, 0.4, 0.0]},
+        [1.0 + 0.5 + 0.2, 1.0 + 0.2 * 0.6, 0.0],
+        {"right": [1.0, 1.0, 0.0], "names_a_factor": [1.0, 0.0, 0.0], "format_reward_func": [1.0, 0.6, 0.0]},
         ["max_turns_reached"] * 3,
     ),
     Case(
@@ -275,7 +275,7 @@ def test_text_prompts_go_to_the_completions_endpoint_and_come_back_as_text():
 @pytest.mark.parametrize("use_json_info", [False, True])
 def test_info_as_a_column_of_dicts_or_of_text_and_few_shot_examples(use_json_info):
     _, results = played("few-shot-tags", use_json_info=use_json_info)
-    assert results["rewards"] == pytest.approx([1.7, 1.08, 0.0])
+    assert results["rewards"] == pytest.approx([1.7, 1.12, 0.0])
     assert [message["role"] for message in results["prompts"][0]] == ["system", "user", "assistant", "user"]
     assert results["prompts"][0][2]["content"] == ("<reasoning>\n3 * 3\n</reasoning>\n<verdict>\nno\n</verdict>")
     assert results["infos"][0] == {"kind": "small", "factor": 2}

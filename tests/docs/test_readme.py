@@ -51,15 +51,6 @@ def test_options_of_commands_exist(command, tmp_path):
     assert not [option for option in options if not re.search(rf"(^|[\s,]){option}\b", said, re.M)], said
 
 
-def test_the_number_game_of_the_readme_can_be_won():
-    names = {}
-    exec(next(block.code for block in BLOCKS if "GuessTheNumber" in block.code), names)
-    guesses = iter(["50", "25", "42"])
-    results = names["env"].evaluate(vf.testing.ScriptedClient(lambda _: next(guesses)), model="m")
-    assert results["rewards"] == [1.0]
-    assert results["stop_conditions"] == ["solved"]
-
-
 def test_every_linked_file_exists():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / target).exists(), target

@@ -156,6 +156,10 @@ ROWS: dict[int, Row] = {
                 "a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it",
             ),
             *_in("cli/test_errors_vf_eval", "a_run_of_another_configuration_is_not_touched"),
+            *_in(
+                "trainer/run/test_checkpoint",
+                "edited_source_of_the_environment_is_another_run_unless_accepted_and_then_recorded",
+            ),
         ),
         (
             *_in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
@@ -341,7 +345,7 @@ ROWS: dict[int, Row] = {
     23: Row(
         "two rewards of one name; weights of another length; an empty list of rewards",
         "ConfigError at construction",
-        _in(REWARD, "two_rewards_of_one_name_other_weights_or_none_at_all_are_refused_at_construction"),
+        _in(REWARD, "two_rewards_of_one_name_and_other_weights_are_refused_at_construction"),
         _in(REWARD, "kept_by_name_alone_two_rewards_of_one_name_are_one"),
     ),
     24: Row(
@@ -868,10 +872,123 @@ ROWS: dict[int, Row] = {
                 "a_file_without_end_is_refused_with_little_memory",
                 "a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept",
             ),
+            *_in(
+                "core/environments/test_mcp_env",
+                "a_message_without_end_is_left_at_the_limit_and_ends_its_rollout_alone",
+            ),
         ),
         (
+            *_in(
+                "core/environments/test_mcp_env",
+                "a_message_without_end_is_left_at_the_limit_and_ends_its_rollout_alone",
+            ),
             *_in("faults/test_reply_size", "with_a_limit_above_the_bomb_it_is_held_whole"),
             *_in("core/runtime/test_bounded", "without_a_limit_the_stream_is_held_whole"),
+        ),
+    ),
+    52: Row(
+        "hostile code in a sandbox: network, others' files and processes, memory, forks, output; sixteen at once",
+        "each attempt is stopped, a session beside them is not disturbed; an ordinary user is protected too",
+        (
+            *_in(
+                "security/test_attacks",
+                "it_is_stopped",
+                "sixteen_hostile_sandboxes_at_once_are_stopped_and_disturb_no_session_beside_them",
+                "one_session_finds_nothing_of_another_of_the_same_zygote",
+                "nothing_of_the_session_itself_can_be_loosened",
+            ),
+            *_in("security/test_ordinary_user", "every_attack_is_stopped_for_an_ordinary_user_too"),
+        ),
+        (
+            *_in("security/test_attacks", "negative_control_without_a_sandbox_it_succeeds"),
+            *_in("security/test_ordinary_user", "negative_control_without_a_sandbox_the_same_user_reaches_them"),
+        ),
+    ),
+    53: Row(
+        "a machine that forbids what a sandbox needs; a home that cannot be written",
+        "the next best sandbox or a refusal that names each, never none; an evaluation runs without a home",
+        (
+            *_in(
+                "security/test_unavailable",
+                "without_namespaces_the_next_best_is_taken",
+                "without_both_it_refuses_and_names_both",
+            ),
+            *_in("security/test_ordinary_user", "vf_eval_needs_no_home_that_can_be_written"),
+        ),
+        _in("security/test_unavailable", "without_landlock_alone_nothing_changes"),
+    ),
+    75: Row(
+        "code that forges its own check, or changes links while its results are collected",
+        "a wrong result stays wrong: checked in a fresh sandbox, from declared files, after every process has ended",
+        _in(
+            "core/environments/test_fresh_checks",
+            "a_wrong_result_stays_wrong_whatever_the_model_leaves_behind",
+            "links_that_change_while_artifacts_are_collected_lead_nowhere_outside",
+        ),
+        _in(
+            "core/environments/test_fresh_checks",
+            "negative_control_a_check_in_the_models_session_is_forged",
+            "negative_control_without_a_sandbox_a_link_is_followed",
+        ),
+    ),
+    76: Row(
+        "two trainings that took the same server at the same time",
+        "neither takes a token of the other's weights; a fight over them ends within a few repairs, saying why",
+        _in(
+            "trainer/engines/test_vllm_engine",
+            "two_runs_that_took_one_server_at_the_same_time_never_take_the_others_tokens",
+        ),
+        _in(WEIGHTS, "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained"),
+    ),
+    71: Row(
+        "random faults of all these kinds against an evaluation and a training at once, for hours",
+        "no acknowledged row lost, none twice, none of another run; losses and weights of the undisturbed training",
+        _in("faults/test_soak", "the_soak_itself_ends_with_what_repeats_its_violation"),
+        _in(
+            "faults/test_soak",
+            "rows_lost_doubled_mixed_or_invented_are_reported",
+            "a_training_that_is_not_the_undisturbed_one_is_reported",
+        ),
+    ),
+    72: Row(
+        "the machine's clock goes backwards during a run",
+        "the same results, no duration below zero, nothing done twice",
+        _in("faults/test_machine_faults", "a_clock_that_goes_backwards_changes_no_result_and_no_duration"),
+        _in("faults/test_machine_faults", "measured_with_that_clock_a_duration_is_negative"),
+    ),
+    73: Row(
+        "the server changes its model during a run, or between two sessions of it",
+        "a warning with the number of rollouts of each; every row names the model that answered",
+        _in("faults/test_machine_faults", "a_server_that_changes_its_model_is_told_and_every_row_names_its_own"),
+        _in("faults/test_machine_faults", "a_server_that_keeps_its_model_is_not_warned_about"),
+    ),
+    74: Row(
+        "a closing tag of thought inside a code block, or several in one reply",
+        "all the code of the answer runs, none of the thought",
+        _in("core/environments/test_code_blocks", "the_blocks_of_a_reply"),
+        _in("core/environments/test_code_blocks", "cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost"),
+    ),
+    70: Row(
+        "a stream cut at any byte, silent, with an error inside, with events of another form, or longer than the limit",
+        "asked for again, never a shorter answer; what remains after every repeat costs its rollout alone",
+        _in(
+            "faults/test_stream_faults",
+            "a_stream_cut_anywhere_is_asked_for_again",
+            "a_stream_that_ends_before_its_last_event_is_asked_for_again",
+            "a_silent_stream_is_left_after_idle_timeout_and_asked_for_again",
+            "a_slow_stream_is_not_a_silent_one",
+            "an_error_inside_a_stream_is_repeated_as_one_outside",
+            "a_prompt_that_does_not_fit_is_a_stop_condition_in_either_place",
+            "what_is_no_answer_costs_its_rollout_and_is_named",
+            "a_stream_above_the_limit_on_its_length_is_left",
+            "a_server_that_fails_in_every_way_costs_nothing",
+            "every_dialect_but_chat_is_streamed_by_a_client",
+        ),
+        _in(
+            "faults/test_stream_faults",
+            "without_the_last_event_the_cut_answer_reads_like_a_shorter_one",
+            "without_an_idle_timeout_a_silent_stream_holds_its_rollout_to_the_end",
+            "without_repeats_the_same_server_costs_the_rollouts_it_failed",
         ),
     ),
 }
@@ -879,21 +996,21 @@ ROWS: dict[int, Row] = {
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
     "Interrupted at any instant, the same command finishes the run and does only what is pending. No row twice, none "
-    "missing, none from another configuration.": (1, 2, 8, 9, 10, 60),
+    "missing, none from another configuration.": (1, 2, 8, 9, 10, 60, 71, 73),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
-    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45),
+    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45, 70, 72),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
     "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59),
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
-        *(37, 38, 39, 40, 41, 42, 43, 46),
+        *(37, 38, 39, 40, 41, 42, 43, 46, 76),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (54, 56, 57),
+    "Model output is data.": (52, 53, 54, 56, 57, 74, 75),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
     "A constructor has no side effects.": (30,),

@@ -60,7 +60,7 @@ def test_two_ranks_killed_before_the_rename_resume_to_the_same_weights(children,
         ("checkpoint.after_rename:1", "checkpoint-2"),
         ("checkpoint.before_manifest:2", "checkpoint-2"),
         ("checkpoint.after_rename:2", "checkpoint-4"),
-        ("1/checkpoint_files.before_sending:2", "checkpoint-2"),
+        ("1/checkpoint.before_sending:2", "checkpoint-2"),
     ],
 )
 def test_two_ranks_killed_at_every_failpoint_resume_to_the_same_weights(

@@ -1,11 +1,13 @@
 """The table of faults is complete: every row has tests and negative controls that exist, and the page is up to date."""
 
 import ast
+import json
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import certificate
 from faults.matrix import PAGE, PROMISES, REQUIRED, ROWS, page
 
 TESTS = Path(__file__).parents[1]
@@ -45,3 +47,36 @@ def test_every_test_of_this_folder_is_in_the_table():
 
 def test_the_page_of_promises_is_what_the_table_says():
     assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python tests/faults/matrix.py"
+
+
+# --- the certificate ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_reliability_shows_the_recorded_certificate_of_these_promises():
+    record = json.loads(certificate.RECORD.read_text())
+    text = certificate.PAGE.read_text(encoding="utf-8")
+    assert text == certificate.with_section(text, record), "write it again: python tests/certificate.py --page FILES"
+    named = {test.partition("::")[0] for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
+    for made in record["tests"]:
+        assert [one["promise"] for one in made["promises"]] == list(PROMISES)
+        assert {file for one in made["promises"] for file in one["families"]} <= named
+        assert certificate.holds(made)
+    assert record["soak"]["violation"] is None
+    assert record["soak"]["minutes"] >= 60
+
+
+def outcomes(*changes):
+    every = {test: "passed" for promise in PROMISES for test in certificate.named_tests(promise, ROWS)}
+    return {name: outcome for name, outcome in (every | dict(changes)).items() if outcome}
+
+
+def test_a_certificate_holds_for_what_ran_and_passed_alone():
+    first = next(iter(outcomes()))
+    assert certificate.holds(certificate.certificate(outcomes(), "all", 1.0))
+    skipped = certificate.certificate(outcomes((first, "Skipped: no such device")), "all", 1.0)
+    assert certificate.holds(skipped)
+    assert "skipped 1: no such device" in "\n".join(certificate.lines_of(skipped))
+    for outcome, said in (("failed", f"failed: {first}"), ("", "1 tests left out")):  # negative controls
+        made = certificate.certificate(outcomes((first, outcome)), "all", 1.0)
+        assert not certificate.holds(made)
+        assert said in "\n".join(certificate.lines_of(made))

@@ -25,7 +25,7 @@ from verifiers_trainer.integrations.common import (
     row_of,
     worth,
 )
-from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.peers import Peer, beside_trainer
 
 ADAPTERS = ["common", "token_client", "offline", "peers", "trl", "prime_rl", "rllm"]
 CORE_ADAPTERS = ["inspect", "inspect_task", "trajectories"]
@@ -217,12 +217,19 @@ def test_rows_without_logprobs_are_no_offline_groups(tmp_path):
 
 
 def test_a_missing_peer_says_what_to_install():
-    with pytest.raises(ImportError, match="no_such_peer is not installed: pip install 'verifiers-trainer\\[x\\]'"):
-        Peer("no_such_peer", "no-such-peer", (), "pip install 'verifiers-trainer[x]'").load()
+    with pytest.raises(ImportError, match=r"no_such_peer is not installed: pip install no-such-peer$"):
+        Peer("no_such_peer", "no-such-peer", (), lambda: "pip install no-such-peer").load()
+
+
+def test_a_peer_of_other_versions_is_installed_beside_the_trainer():
+    line = beside_trainer("verl==0.9.1")
+    assert line.startswith("pip install verl==0.9.1 -e ")
+    assert "packages/core; pip install --no-deps -e " in line
+    assert line.endswith("packages/trainer")
 
 
 def test_another_version_is_warned_of_once(caplog):
-    peer = Peer("openai", "openai", ("0.0.1",), "pip install openai")
+    peer = Peer("openai", "openai", ("0.0.1",), lambda: "pip install openai")
     with caplog.at_level(logging.WARNING):
         assert peer.load("types").__name__ == "openai.types"
         peer.load()

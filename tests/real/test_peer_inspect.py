@@ -12,12 +12,19 @@ import pytest
 
 pytest.importorskip("inspect_ai", reason="inspect-ai is not installed: python3 tests/real/peers.py inspect")
 
+from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
+from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log
 from inspect_ai.model import get_model
+from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, scorer
+from inspect_ai.solver import basic_agent
+from inspect_ai.tool import bash
+from inspect_ai.util import sandbox
 
 import verifiers as vf
 from support.integration_plays import plays_tool_test
+from support.isolated import bubblewrap_or_skip
 from support.peer_double import differences
 from verifiers.integrations.inspect import to_inspect
 from verifiers.integrations.inspect_task import to_task
@@ -98,6 +105,60 @@ def test_vf_eval_exports_a_log_that_inspect_reads(env, server, tmp_path):
     assert (log.status, len(log.samples), log.results.metadata["vf_unscored"]) == ("success", 8, 2)
     assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3)
     assert log.eval.task_args == json.loads(arguments)
+
+
+def _agent_log(tmp_path, *commands, check, kind="verifiers"):
+    """Inspect's own basic agent with its own bash tool; the model calls the commands one by one, then submits."""
+    calls = [vf.ToolCall(f"c{n}", "bash", {"command": command}) for n, command in enumerate(commands)]
+    submit = vf.ToolCall("s", "submit", {"answer": "done"})
+    task = Task(
+        dataset=[Sample(input="Write right to out.txt.", target="right", files={"start.txt": "start"})],
+        solver=basic_agent(tools=[bash(timeout=5)], max_attempts=1),
+        scorer=check,
+        sandbox=kind,
+    )
+    with FakeServer([*calls, submit]) as server:
+        model = get_model("openai-api/local/m", base_url=server.url, api_key="none", max_retries=0)
+        (log,) = inspect_eval(task, model=model, display="none", log_dir=str(tmp_path))
+    return log
+
+
+@scorer(metrics=[accuracy()])
+def _out_is_right():
+    async def score(state, target):
+        try:
+            found = await sandbox().read_file("out.txt")
+        except FileNotFoundError:
+            found = ""
+        return Score(value=CORRECT if found.strip() == target.text else INCORRECT)
+
+    return score
+
+
+def test_its_agent_works_in_our_sandbox(tmp_path):
+    bubblewrap_or_skip()
+    commands = (
+        "cat start.txt; pwd; id -u; ls /root /home 2>&1 | tail -1",
+        "sleep 60",
+        "exit 3",
+        "echo right > out.txt",
+    )
+    log = _agent_log(tmp_path, *commands, check=_out_is_right())
+    assert log.status == "success", log.error
+    tools = [message for message in log.samples[0].messages if message.role == "tool"]
+    said = [message.error.message if message.error else message.text for message in tools]
+    assert said[0].startswith("start/workspace\n1000\n"), said[0]
+    assert "No such file" in said[0], "no folder of the host is there"
+    assert "timed out" in said[1].lower()
+    assert log.samples[0].scores["_out_is_right"].value == "C"
+    wrong = _agent_log(tmp_path, "echo wrong > out.txt", check=_out_is_right())
+    assert wrong.samples[0].scores["_out_is_right"].value == "I"
+
+
+def test_what_our_sandbox_does_not_take_is_said(tmp_path):
+    log = _agent_log(tmp_path, "true", check=_out_is_right(), kind=("verifiers", "compose.yaml"))
+    assert log.status == "error"
+    assert "takes no configuration" in log.error.message
 
 
 def _inspect(*words, cwd):

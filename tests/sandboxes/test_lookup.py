@@ -12,6 +12,7 @@ import pytest
 import verifiers
 import verifiers as vf
 from verifiers.legacy.moved import MOVED
+from verifiers.runtime.install_lines import install_line
 from verifiers.sandbox import choice, register
 from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 
@@ -73,11 +74,9 @@ def test_every_backend_of_the_distribution_is_found_by_its_name():
 
 @pytest.mark.parametrize("name", choice.DISTRIBUTIONS)
 def test_without_the_distribution_it_says_what_to_install(name, core_only):
-    install = choice.DISTRIBUTIONS[name]
-    assert install.strip("'").startswith("verifiers-sandboxes")
+    install = install_line("verifiers-sandboxes", choice.DISTRIBUTIONS[name])
     assert core_only(ASK, name) == (
-        f"SandboxUnavailable The sandbox {name!r} is in a package that is not installed; "
-        f"install with: pip install {install}"
+        f"SandboxUnavailable The sandbox {name!r} is in a package that is not installed; install with: {install}"
     )
 
 
@@ -118,5 +117,5 @@ def test_an_old_module_path_is_the_module_of_the_distribution(old):
 def test_without_the_distribution_an_old_module_path_says_what_to_install(core_only):
     assert core_only(IMPORT, "verifiers.sandbox.engines") == (
         "verifiers.sandbox.engines verifiers.sandbox.engines is now verifiers_sandboxes.engines, in a package that is "
-        "not installed; install with: pip install verifiers-sandboxes"
+        f"not installed; install with: {install_line('verifiers-sandboxes')}"
     )

@@ -71,6 +71,34 @@ def test_negative_control_without_a_sandbox_it_succeeds(attack):
     assert outcome.reached, outcome
 
 
+CROWD = 16
+
+
+async def crowd(name):
+    """(outcomes of so many attacks at once, answers of a session beside them meanwhile)."""
+    backend, answers = await backend_for(name), []
+    chosen = [attack for attack in ATTACKS if attack.name not in LONG][-CROWD:]
+    with bait() as baits:
+        bystander = await backend.open(SandboxSpec())
+        try:
+            attacks = asyncio.gather(*(attempt(backend, attack, baits) for attack in chosen))
+            while not attacks.done() or not answers:
+                answers.append((await bystander.exec("6 * 7", timeout_s=20)).value)
+                await asyncio.sleep(0.05)
+            return await attacks, answers
+        finally:
+            await bystander.close()
+
+
+def test_sixteen_hostile_sandboxes_at_once_are_stopped_and_disturb_no_session_beside_them():
+    if (why := refusal("bubblewrap")) is not None:
+        pytest.skip(why)
+    outcomes, answers = asyncio.run(crowd("bubblewrap"))
+    assert len(outcomes) == CROWD
+    assert [outcome for outcome in outcomes if outcome.reached] == []
+    assert set(answers) == {"42"}
+
+
 def test_an_attack_that_succeeds_leaves_what_waits_in_pipes():
     """A byte in a pipe may be the lock of an event loop: once it is read elsewhere, the next process start hangs."""
     reading, writing = os.pipe()

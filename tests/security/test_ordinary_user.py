@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from verifiers.sandbox.probe.attacks import ATTACKS
+from verifiers.testing import FakeServer
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="this user is an ordinary one: test_attacks.py has shown it"),
@@ -53,13 +54,18 @@ def place():
         yield place
 
 
-def as_nobody(place, *argv):
+def as_nobody(place, *argv, temporary=None):
     interpreter = Path(sys.base_prefix).resolve()
     closed = [path for path in reversed(interpreter.parents) if not path.stat().st_mode & 0o001]
     home = str(place / "home")
     ended = subprocess.run(
         ["unshare", "--mount", "sh", "-c", ENTER, "sh", interpreter, *(closed[:1] or [""]), place / "aside", *argv],
-        env={"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": home,
+            "TMPDIR": str(temporary or home),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         cwd="/",
         capture_output=True,
         text=True,
@@ -90,3 +96,20 @@ def test_negative_control_without_a_sandbox_the_same_user_reaches_them(place):
     ended = as_nobody(place, sys.executable, "-m", "verifiers.sandbox.probe", "unsafe_subprocess")
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.count("REACHED") >= 15, ended.stdout
+
+
+@pytest.mark.slow
+def test_vf_eval_needs_no_home_that_can_be_written(place):
+    work = place / "work"
+    work.mkdir()
+    os.chown(work, NOBODY, NOBODY)
+    os.chown(place / "home", 0, 0)
+    (place / "home").chmod(0o555)
+    with FakeServer("ok", models=["m"]) as server:
+        words = ("reverse-text", "-n", "1", "-r", "2", "-b", server.url, "-m", "m", "-o", str(work))
+        command = (sys.executable, "-m", "verifiers.cli.evaluate.command", *words)
+        ended = as_nobody(place, *command, temporary=work)
+    assert ended.returncode == 0, ended.stderr
+    assert len(list(work.glob("evals/*/*/results.jsonl"))) == 1
+    control = as_nobody(place, sys.executable, "-c", "import pathlib; (pathlib.Path.home() / 'x').touch()")
+    assert "PermissionError" in control.stderr  # negative control: it is read-only for this user

@@ -124,3 +124,15 @@ def rows_on_disk(folder: Path) -> list[dict[str, Any]]:
     """The rows of the only run in ``folder``."""
     (file,) = folder.glob("outputs/evals/*/*/results.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def runner_of(command, capfd):
+    """A function that runs a line of a small command in this process."""
+
+    def run(*words):
+        capfd.readouterr()
+        code = command.run(words)
+        streams = capfd.readouterr()
+        return Ran(code, streams.out, streams.err)
+
+    return run

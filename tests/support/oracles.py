@@ -44,6 +44,15 @@ def _makes_the_calls(env, example, request):
     return [vf.ToolCall(f"call_{i}", call["name"], json.dumps(call["arguments"])) for i, call in enumerate(calls)]
 
 
+def _types_the_solution(env, example, request):
+    if request.prompt[-1]["role"] == "tool":
+        return "Done."
+    from vf_shell_tasks import TASKS
+
+    solution = (TASKS / example.row["task"] / "solution/solve.sh").read_text()
+    return [vf.ToolCall("call_0", "bash", json.dumps({"command": solution}))]
+
+
 def _is_its_own_best_judge(env, example, request):
     judged = "<score>" in message_text(request.prompt[-1])
     return "It is perfect. <score>10</score>" if judged else example.row["answer"]
@@ -69,4 +78,5 @@ ORACLES = {
     "tool-test": _makes_the_calls,
     "self-judge": _is_its_own_best_judge,
     "textarena": _halves,
+    "shell-tasks": _types_the_solution,
 }

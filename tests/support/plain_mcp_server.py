@@ -37,7 +37,12 @@ def slow(seconds):
     return "at last"
 
 
-TOOLS = {function.__name__: function for function in (add, process_id, environment, crash, slow)}
+def flood():
+    while True:
+        sys.stdout.write("x" * 2**20)
+
+
+TOOLS = {function.__name__: function for function in (add, process_id, environment, crash, slow, flood)}
 
 
 def result_of(method, params):

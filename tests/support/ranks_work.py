@@ -88,6 +88,13 @@ def fail(rows: Any) -> None:
     raise ZeroDivisionError("a bug on this rank alone")
 
 
+def die_in_backward(trainer: Any) -> None:
+    """Rank 1 is killed in the middle of a backward pass, while rank 0 is inside the all-reduce of its gradients."""
+    first = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+    die = lambda gradient: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    at_step(trainer, 1, 2, lambda rows: first.register_hook(die))
+
+
 class StopsOnOneRank(TrainerCallback):
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -129,6 +136,7 @@ SPOILERS: dict[str, Any] = {
     "nan": lambda trainer: at_step(trainer, 1, 2, poison),
     "bug": lambda trainer: at_step(trainer, 1, 2, fail),
     "kill": lambda trainer: at_step(trainer, 1, 2, lambda rows: os.kill(os.getpid(), signal.SIGKILL)),
+    "kill in backward": die_in_backward,
     "hang": lambda trainer: at_step(trainer, 1, 2, lambda rows: time.sleep(8)),
     "stop": lambda trainer: trainer.add_callback(StopsOnOneRank(trainer)),
     "generator": break_pipeline,

@@ -7,6 +7,7 @@ count, not imports; what a test double does counts for neither.
 from __future__ import annotations
 
 import dis
+import itertools
 import json
 import sys
 import threading
@@ -46,9 +47,14 @@ class Recorder:
         self.files.add(called)
         caller = frame.f_back
         while caller is not None and self._name(caller) is None:
-            caller = caller.f_back
+            caller = None if self._is_double(caller) else caller.f_back
         if caller is not None and (name := self._name(caller)) not in (None, called):
             self.edges.add((str(name), called))
+
+    @staticmethod
+    def _is_double(frame: FrameType) -> bool:
+        parts = Path(frame.f_code.co_filename).parts
+        return any(pair == ("verifiers", "testing") for pair in itertools.pairwise(parts))
 
     def _name(self, frame: FrameType) -> str | None:
         """The file below its package; None for other packages and for test doubles."""
@@ -98,8 +104,8 @@ def training(folder: Path) -> Recorder:
     from support.training import run, small_trainer
 
     recorder = Recorder()
-    run(small_trainer(folder / "first", max_steps=1))
-    recorder.record(lambda: run(small_trainer(folder / "second", max_steps=1)))
+    run(small_trainer(folder / "first", max_steps=1, deterministic=True))
+    recorder.record(lambda: run(small_trainer(folder / "second", max_steps=1, deterministic=True)))
     return recorder
 
 

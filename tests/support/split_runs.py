@@ -19,8 +19,8 @@ from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.pipeline.warmup import warm_up
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.policy.warmup import warm_up
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -80,7 +80,7 @@ class GivenRollouts(RLTrainer):
 
     def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
         rows = inputs.rows_R[self.ranks.rank]
-        self.needed.append(old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor))
+        self.needed.append(old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor))
         return super().training_step(model, inputs, *rest)
 
 

@@ -194,3 +194,17 @@ def test_a_row_that_is_not_there_is_a_lookup_error(tmp_path):
     for number in (-1, 1):
         with pytest.raises(LookupError):
             index.row(number)
+
+
+def test_keys_of_info_are_columns_on_demand(tmp_path):
+    file = tmp_path / "results.jsonl"
+    infos = [{"level": 1, "kind": "a", "deep": {"x": 1}}, {"level": 2.5, "deep": [1]}, {}, '{"level": 4}']
+    journal(file, [row | {"info": info} for row, info in zip(rows(0, 1, 2, 3), infos, strict=True)])
+    index = RowIndex(file)
+    index.read()
+    assert index.info_names() == ["info.level", "info.kind"]
+    assert index.info_values("info.level") == ([1, 2.5, None, 4], 4)
+    assert index.info_values("info.deep", first=1)[0] == ["[1]", None, None]
+    assert index.info_values("info.level", budget_s=0) == ([1], 1)
+    with pytest.raises(ValueError, match=r"write info\.KEY"):
+        index.info_values("level")

@@ -408,3 +408,192 @@ def test_fifty_thousand_rollouts_open_at_once_and_scroll(page, serve, large):
     page.find("input[type=search]")
     page.choose("Errors", "")
     page.wait_text("50 rollouts")
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_evaluations(tmp_path):
+    """Runs a, b, c of one environment over 20 rows: b is right where a is and on half of the others, c is as a."""
+    folder = tmp_path / "outputs"
+    for model, right in (
+        ("a", lambda n: n % 4 == 0),
+        ("b", lambda n: n % 2 == 0 or n < 12),
+        ("c", lambda n: n % 4 == 0),
+    ):
+        config = {"env_id": "sums", "model": model}
+        rows = [
+            {"example_id": n, "prompt": f"Question {n}", "reward": float(right(n)), "metrics": {}}
+            | {"rollout_key": str(n), "example_hash": f"{n:016x}" + "0" * 48}
+            for n in range(20)
+        ]
+        with RunDirectory.create_or_resume(folder / f"evals/sums--{model}/1", config) as run:
+            with run.open_journal() as journal:
+                journal.append_sync(rows)
+            run.write_metadata({"status": "complete", "env_id": "sums", "model": model})
+    return folder
+
+
+RUNS = [f"evals/sums--{model}/1" for model in "abc"]
+
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["server", "copy"])
+def test_two_runs_are_compared_by_the_statistics_of_the_command(page, serve, three_evaluations, is_copy, tmp_path):
+    if is_copy:
+        url = export(Library(Catalog([three_evaluations])), tmp_path / "site").as_uri()
+    else:
+        url = serve(three_evaluations).url
+    page.open(url + at("compare", RUNS[0], RUNS[1]))
+    page.wait_text("better (p = 0.00098)")
+    assert "± one standard error; 95% from" in page.text()
+    page.open(url + at("compare", RUNS[0], RUNS[2]))
+    page.wait_text("not distinguishable with 20 examples, of which none differs")
+    assert "no difference" not in page.text()
+
+
+def test_any_number_of_runs_is_compared_with_the_first(page, serve, three_evaluations):
+    server = serve(three_evaluations)
+    page.open(server.url + at("compared", *RUNS))
+    page.wait_text("Comparison of 3 runs")
+    assert len(page.texts("table.compared tbody tr")) == 2
+    assert "better (p = 0.002)" in page.text()  # adjusted for two comparisons
+    answer = server.ask("compare?runs=" + "%0A".join(run.replace("/", "%2F") for run in RUNS))
+    assert [found["won"] for found in answer["differences"]] == [11, 0]
+    assert answer["differences"][0]["p_adjusted"] == pytest.approx(2 * 2 / 2**11)
+    assert server.get("/api/compare?runs=x")[0] in (400, 404)
+
+
+# --- filters, columns and examples ------------------------------------------------------------------------------------
+
+FILTERS = [
+    "exact < 1 and turns > 1",
+    "exact == 1 or reward < 0.1",
+    "not exact == 1 and sibling != 0",
+    "(turns - 1) * 2 >= 2 and 0 <= sibling < 2",
+    "-reward > -0.5",
+    "stop_condition == 'no_tools_called' and brief / 2 < 0.3",
+]
+
+
+def filtered(page, where, call="test"):
+    """How many rows pass a filter of the page, or the sentence that it says."""
+    return page.driver.execute_async_script(
+        "const [where, names, rows, done] = arguments;"
+        "import('/static/expression.js').then(({ compile }) => {"
+        "try { const { test } = compile(where, names); done(rows.map((row) => test((name) => row[name]))); }"
+        "catch (error) { done(error.message); } });",
+        where,
+        *call,
+    )
+
+
+def test_a_filter_selects_the_rows_that_python_selects(page, served):
+    page.open(served.url)
+    answer = served.ask(f"columns?run={quote(CAREFUL)}")
+    columns = {name: values for name, values in answer["columns"].items() if isinstance(values, list)}
+    columns |= answer["metrics"] | {"stop_condition": ["no_tools_called"] * answer["total"]}
+    rows = [{name: values[n] for name, values in columns.items()} for n in range(answer["total"])]
+    for where in FILTERS:
+        expected = [bool(eval(where, {}, row)) for row in rows]
+        assert 0 < sum(expected) < len(rows)
+        assert filtered(page, where, (list(columns), rows)) == expected, where
+    assert filtered(page, "reward = unknown", (["reward"], [{"reward": None}, {"reward": 0}])) == [True, False]
+    assert filtered(page, "reward < 1", (["reward"], [{"reward": None}, {"reward": 0}])) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("exct < 1", "There is no column “exct”; did you mean exact?"),
+        ("exact <", "The filter ends after “exact <”; a number, a text or a column is missing."),
+        ("(exact < 1", "The filter lacks a closing parenthesis after “( exact < 1”."),
+        ("exact < 1 && exact > 0", "The filter cannot be read at “&& exact > 0”: write and."),
+        ("exact 1", "The filter has “1” after “exact”; join two conditions with and, or."),
+    ],
+)
+def test_a_wrong_filter_is_explained(page, served, where, sentence):
+    page.open(served.url + at("run", CAREFUL, where=where))
+    page.wait_text(sentence)
+    assert "36 rollouts" in page.text()  # nothing is filtered
+
+
+def test_a_filter_a_bar_and_the_next_failure_lead_to_rollouts(page, served):
+    answer = served.ask(f"columns?run={quote(CAREFUL)}")
+    exact, turns = answer["metrics"]["exact"], answer["columns"]["turns"]
+    wrong = sum(e < 1 and t > 1 for e, t in zip(exact, turns, strict=True))
+    page.open(served.url + at("run", CAREFUL))
+    page.wait_text("36 rollouts")
+    box = page.find("input[aria-label='Filter by an expression']")
+    box.send_keys("exact < 1 and turns > 1")
+    page.press("ENTER")
+    page.wait_text(f"{wrong} rollouts")
+    page.find("main .controls button").click()  # Clear
+    page.wait_text("36 rollouts")
+    page.js("document.querySelectorAll('.plot')[1].querySelector('.pick').dispatchEvent(new Event('click'))")
+    page.wait(
+        lambda: (
+            "output_tokens >="
+            in page.js(
+                "return location.hash.replace(/\\+/g, ' ')  && decodeURIComponent(location.hash.replace(/\\+/g, ' '))"
+            )
+        )
+    )
+    page.open(served.url + at("run", CAREFUL))
+    page.wait_text("36 rollouts")
+    page.press("f", "ENTER")
+    page.wait_text("rollout begins")
+    row = int(page.js("return location.hash.split('?')[0].split('/').pop()"))
+    assert answer["columns"]["reward"][row] < 1
+
+
+def test_a_row_per_example_has_a_cell_per_sibling(page, served):
+    answer = served.ask(f"columns?run={quote(CAREFUL)}")
+    page.open(served.url + at("run", CAREFUL, by="example", sort="mean"))
+    page.wait_text("36 rollouts")
+    page.wait(lambda: len(rows_shown(page)) == 12)
+    page.picture("examples")
+    assert page.js("return document.querySelectorAll('.heat .cell').length") == 36
+    rewards = answer["columns"]["reward"]
+    means = [
+        sum(r for r, e in zip(rewards, answer["columns"]["example"], strict=True) if e == n) / 3 for n in range(12)
+    ]
+    first = rows_shown(page)[0].split()
+    assert float(first[1]) == pytest.approx(min(means), abs=1e-3)
+    page.find(".heat .cell").click()
+    page.wait_text("rollout begins")
+
+
+def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, serve, tmp_path):
+    for unit, cost in (("word", 0.5), ("letter", None)):
+        config = {"env_id": "sums", "model": "a", "env_args": {"unit": unit, "same": 1}}
+        with RunDirectory.create_or_resume(tmp_path / f"evals/sums--a/{unit}", config) as run:
+            with run.open_journal() as journal:
+                journal.append_sync([{"example_id": 0, "reward": 0.25, "metrics": {}, "rollout_key": "0"}])
+            usage = {"input_tokens": 1000.0, "output_tokens": 234.0}
+            run.write_metadata(
+                {"status": "complete", **config, "avg_reward": 0.25, "num_rollouts": 2, "usage": usage}
+                | {"cost_usd": cost, "avg_success": 0.5, "num_unscored": 1}
+            )
+    server = serve(tmp_path)
+    page.open(server.url)
+    page.wait(lambda: len(rows_shown(page)) == 2)
+    heads = page.texts(".head [role=columnheader]")
+    assert "env_args.unit" in heads
+    assert "env_args.same" not in heads
+    assert {"Success", "Cost", "Not scored", "Tokens", "Time"} <= set(heads)
+    word = next(text for text in rows_shown(page) if "letter" not in text)
+    assert "2,468" in word
+    assert "$0.500" in word
+    page.find(".chooser summary").click()
+    page.js("[...document.querySelectorAll('.chooser input')].pop().click()")
+    page.wait(lambda: "Size" in page.texts(".head [role=columnheader]"))
+    size = page.driver.get_window_size()
+    try:
+        page.driver.set_window_size(500, 800)
+        page.wait(lambda: page.texts(".head [role=columnheader]") == ["Run", "Reward"])
+        edge = page.js("return [...document.querySelectorAll('.body .row > div')][1].getBoundingClientRect().right")
+        assert edge <= page.js("return innerWidth")
+        page.picture("phone")
+    finally:
+        page.driver.set_window_size(size["width"], size["height"])

@@ -13,6 +13,7 @@ import pytest
 from support import view_runs
 from support.fresh_python import Ran
 from verifiers.cli.tui import COMMAND
+from verifiers.runtime.install_lines import install_line
 from verifiers.view.catalog import Catalog
 from verifiers.view.library import Library
 
@@ -158,4 +159,4 @@ def test_a_missing_extra_is_named(monkeypatch, capfd, runs):
     streams = capfd.readouterr()
     ran = Ran(code, streams.out, streams.err)
     assert ran.code == 2
-    assert "pip install 'verifiers[tui]'" in ran.err
+    assert install_line("verifiers", "tui") in ran.err

@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+import verifiers as vf
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
 from verifiers.errors import (
     AuthenticationFailed,
@@ -70,6 +71,16 @@ async def test_a_completion_becomes_a_response():
     assert response.choices[0].message == AssistantMessage("yo")
     assert response.usage.total_tokens == 7
     assert (response.tokens, response.version, response.attempts, response.raw) == (None, -1, (), None)
+
+
+async def test_tokens_of_the_cache_and_of_reasoning_are_counted_where_the_server_tells_them():
+    usage = {"prompt_tokens": 30, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 20},
+             "completion_tokens_details": {"reasoning_tokens": 3}}  # fmt: skip
+    odd = {"prompt_tokens": 30, "prompt_tokens_details": {"cached_tokens": None}, "completion_tokens_details": []}
+    answer = {"message": {"role": "assistant", "content": "yo"}, "finish_reason": "stop"}
+    with FakeServer("x", [answers(answer, usage=usage), answers(answer, usage=odd)]) as server:
+        assert (await ask(server)).usage == vf.Usage(30, 4, cached_tokens=20, reasoning_tokens=3)
+        assert (await ask(server)).usage == vf.Usage(30)
 
 
 async def test_tool_calls_reasoning_and_part_lists_are_normalised():
@@ -330,7 +341,7 @@ def test_unknown_settings_and_types_are_refused():
     with pytest.raises(ConfigError, match="timeouts"):
         OpenAIChatCompletionsClient(timeouts=3)
     with pytest.raises(ConfigError, match="later"):
-        ClientConfig(client_type="anthropic_messages")
+        ClientConfig(client_type="renderer")
     with pytest.raises(ConfigError, match="did you mean"):
         ClientConfig(client_type="openai_chat_completion")
     with pytest.raises(ConfigError, match="timeout"):

@@ -499,10 +499,15 @@ def test_an_unreachable_set_is_an_error_that_names_the_offline_one(tmp_path):
     [
         ("gsm8k", {"question": "q", "answer": "because\n#### 1,200"}, "q", "1,200"),
         ("math", {"problem": "q", "solution": r"so \boxed{\frac12}"}, "q", r"\frac12"),
-        ("mmlu", {"question": "q", "choices": ["w", "x"], "answer": 1}, "q\nA. w\nB. x", "B"),
-        ("mmlu_pro", {"question": "q", "options": ["w", "x"], "answer": "A"}, "q\nA. w\nB. x", "A"),
-        ("openbookqa", {"question_stem": "q", "choices": {"text": ["w"]}, "answerKey": "A"}, "q\nA. w", "A"),
-        ("aime2025", {"problem": "q", "answer": 70}, "q", "70"),
+        ("mmlu", {"question": "q", "choices": ["w", "x"], "answer": 1}, "Question: q\n\nA: w\nB: x", "B"),
+        ("mmlu_pro", {"question": "q", "options": ["w", "x"], "answer": "A"}, "Question: q\n\nA: w\nB: x", "A"),
+        (
+            "openbookqa",
+            {"question_stem": "q", "choices": {"text": ["w"], "label": ["A"]}, "answerKey": "A"},
+            "Question: q\n\nChoices:\nA. w",
+            "A",
+        ),
+        ("aime2025", {"question": "q", "answer": "70^\\circ"}, "q", "70"),
     ],
 )
 def test_published_rows_become_question_and_answer(name, row, question, answer):
@@ -515,6 +520,6 @@ def test_the_right_choice_of_gpqa_is_found_wherever_it_is_listed():
     for i in range(20):
         row = {"Question": f"q{i}", "Correct Answer": "yes"} | {f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}
         hub = example_sets.HUB_SETS["gpqa_diamond"]
-        assert f"{hub.answer(row)}. yes" in hub.question(row)
+        assert f"{hub.answer(row)}: yes" in hub.question(row)
         letters.add(hub.answer(row))
     assert len(letters) > 1

@@ -61,13 +61,20 @@ def metric(completion) -> float:
 
 
 @pytest.mark.parametrize(
-    "rubric", [None, vf.Rubric([metric], [0.0]), vf.RubricGroup([vf.Rubric()])], ids=["none", "a metric", "a group"]
+    ("rubric", "warning"),
+    [
+        (None, "no reward function has a weight, so every reward is unknown"),
+        (vf.Rubric([metric], [0.0]), "no reward function has a weight, so every reward is unknown"),
+        (vf.RubricGroup([vf.Rubric()]), "no reward function has a weight, so every reward is unknown"),
+    ],
+    ids=["none", "a metric", "a group"],
 )
-def test_without_a_reward_function_the_reward_is_unknown(rubric, caplog):
+def test_without_a_reward_function_a_warning_says_what_the_reward_is(rubric, warning, caplog):
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
     results = env.evaluate(ScriptedClient("4"), "m", rollouts_per_example=2)
-    assert all(reward != reward for reward in results["rewards"])  # NaN
-    assert caplog.text.count("no reward function has a weight, so every reward is unknown") == 1
+    unknown = [reward != reward for reward in results["rewards"]]  # NaN
+    assert unknown == ["unknown" in warning] * len(unknown)
+    assert caplog.text.count(warning) == 1
 
 
 def test_a_reward_of_zero_is_known(caplog):  # the control

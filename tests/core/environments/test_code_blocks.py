@@ -56,6 +56,9 @@ def told(results):
 # --- which text is a block ----------------------------------------------------------------------------------------
 
 
+SAYS_THE_TAG = "x = 1\nprint('</think>')\nx"
+
+
 @pytest.mark.parametrize(
     ("reply", "code"),
     [
@@ -84,10 +87,22 @@ def told(results):
         (f"<think>\n{block('x')}\n</think>\n{block('y')}", "y"),
         (f"\n<think>\n{block('x')}\nHmm", None),
         (f"I <think> so.\n{block('x')}", "x"),
+        (block(SAYS_THE_TAG), SAYS_THE_TAG),
+        (f"<think>\n{block(SAYS_THE_TAG)}\n</think>\n{block(SAYS_THE_TAG)}", SAYS_THE_TAG),
+        (f"<think>hm</think>\n{block('x')}\nIt ends at </think>.", "x"),
+        (f"<think>a</think>\n<think>\n{block('x')}</think>\n{block('y')}", "y"),
+        (f"I draft\n```python\nx\n</think>\n{block('y')}", "y"),  # the template opened the thought
+        (f"{block('x')}\n</think>\n{block('y')}", "y"),
     ],
 )
 def test_the_blocks_of_a_reply(reply, code):
     assert code_blocks(reply) == Blocks(code)
+
+
+def test_cut_at_the_last_tag_of_all_the_code_before_it_would_be_lost():
+    """Negative control."""
+    _, _, rest = block(SAYS_THE_TAG).rpartition("</think>")
+    assert code_blocks(rest) == Blocks()
 
 
 def test_a_block_that_is_not_closed_is_whole_only_when_the_model_stopped_there():

@@ -147,7 +147,8 @@ def test_get_dataset_is_pure():
     assert env.get_dataset(5)["answer"][:5] == ["1", "2", "3", "4", "5"]
     assert {"prompt", "example_id", "task", "answer", "info"} <= set(first.column_names)
     assert len(env.get_eval_dataset(100)) == 20
-    assert env.dataset.to_list() == env.eval_dataset.to_list()
+    assert env.dataset.to_list() == env.get_eval_dataset().to_list()
+    assert env.eval_dataset is None
 
 
 def test_sampled_prompts_leave_the_global_generator_alone():
@@ -265,8 +266,13 @@ async def test_authors_may_make_model_calls_of_their_own():
     assert request.prompt == [{"role": "user", "content": "hello"}]
     assert request.model == "other"
     assert request.sampling_args == {"n": 1, "extra_body": {}, "temperature": 0.5, "top_p": 0.1}
+    usage = response.usage
+    assert env.get_state_usage(state) == {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
     env.increment_state_usage(state, 10, 2)
-    assert env.get_state_usage(state) == {"input_tokens": 10, "output_tokens": 2}
+    assert env.get_state_usage(state)["input_tokens"] == usage.prompt_tokens + 10
     assert state["trajectory"] == []
 
 

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from verifiers.runtime.install_lines import install_line
+
 CASES = {
     "TextArenaEnv": ("textarena", "TextArena", "ta", "TextArenaEnv('GuessTheNumber-v0')"),
     "ReasoningGymEnv": ("reasoning_gym", "Reasoning Gym", "rg", "ReasoningGymEnv('chain_sum')"),
@@ -39,7 +41,7 @@ def use(name, prepare):
 def test_without_the_library_the_extra_and_the_command_are_named(name):
     _, title, extra, _ = CASES[name]
     package = PACKAGES.get(name, CASES[name][0])
-    sentence = f"needs {title}, which is not installed: pip install 'verifiers[{extra}]'"
+    sentence = f"needs {title}, which is not installed: {install_line('verifiers', extra)}"
     assert use(name, f"sys.modules[{package!r}] = None") == [
         "False",
         f"AttributeError vf.{name} {sentence}",

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from verifiers.environments.integrations import extras
+from verifiers.environments.integrations import extras, mcp_servers
 
 if not extras.MCP.is_installed:
     pytest.skip("mcp is not installed (the extra 'mcp')", allow_module_level=True)
@@ -181,6 +182,24 @@ def test_a_server_that_dies_again_ends_the_rollout_and_its_reward_is_unknown(tmp
         assert math.isnan(results["rewards"][0])
         assert len(starts.read_text().split()) == 2
         assert answers(run(env, call("add", a=1, b=2))) == ["3"]  # the next rollout is not its victim
+
+
+@pytest.mark.parametrize("limit", [2**20, 2**24])
+def test_a_message_without_end_is_left_at_the_limit_and_ends_its_rollout_alone(monkeypatch, limit):
+    """The second limit is the negative control: so much is held."""
+    monkeypatch.setattr(mcp_servers, "MAX_MESSAGE_BYTES", limit)
+    with mcp_env() as env:
+        assert answers(run(env, call("add", a=1, b=2))) == ["3"]
+        tracemalloc.start()
+        try:
+            (error,) = run(env, call("flood"))["errors"]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert "'flood', and again after a restart" in error["message"]
+        assert f"it sent a message longer than {limit >> 20} MiB" in error["message"]
+        assert (peak < 10 * 2**20) is (limit == 2**20)
+        assert answers(run(env, call("add", a=1, b=2))) == ["3"]
 
 
 def test_a_call_that_outlasts_the_rollout_leaves_the_server_usable():

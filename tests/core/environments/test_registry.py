@@ -144,6 +144,20 @@ def test_two_distributions_with_one_id_are_named(site):
         load_environment("word-game")
 
 
+def test_a_distribution_and_a_module_of_another_with_one_id_are_named(site):
+    """A package of the historical layout beside a registered one of the same id, as ``reverse-text`` of 0.1 is."""
+    site.environment()
+    site.module("word_game")
+    site.distribution("word-game", {}, version="0.1.4")
+    (site.folder / "word_game-0.1.4.dist-info" / "top_level.txt").write_text("word_game\n")
+    with pytest.raises(
+        ConfigError, match=r"vf-word-game 1\.2 .*word-game 0\.1\.4.*word-game@1\.2 or word-game@0\.1\.4"
+    ):
+        load_environment("word-game")
+    assert load_environment("word-game@0.1.4").env_version == "0.1.4"
+    assert load_environment("word-game@1.2").env_version == "1.2"
+
+
 def test_one_distribution_twice_on_the_path_is_one(site, tmp_path, monkeypatch):
     site.environment()
     again = tmp_path / "again"

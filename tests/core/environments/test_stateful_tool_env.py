@@ -66,7 +66,7 @@ def test_a_model_cannot_set_what_is_hidden_from_it():
     assert told(results) == ["2 things"]
 
 
-def test_update_tool_args_sees_checked_arguments_only():
+def test_update_tool_args_sees_the_models_arguments_and_what_it_returns_is_checked():
     seen = []
 
     class Watched(Shop):
@@ -76,8 +76,9 @@ def test_update_tool_args_sees_checked_arguments_only():
 
     client = ScriptedClient([call("{"), call({}), call({"item": "a"}, "nope"), call({"item": "a", "amount": "2"}), "x"])
     results = Watched().evaluate(client, "m")
-    assert seen == [{"item": "a", "amount": 2}]
+    assert seen == [{}, {"item": "a", "amount": "2"}]  # neither text that is no JSON nor a tool that is not there
     assert told(results)[-1] == "2 things"
+    assert "'item' is missing" in told(results)[-3]
 
 
 class Broken(Shop):

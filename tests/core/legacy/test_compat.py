@@ -129,15 +129,21 @@ def test_a_size_that_is_none_is_refused(size):
 
 @pytest.mark.parametrize(("old", "new"), compat.ENDPOINT_KEYS.items())
 def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
-    value = "openai_completions" if new == "client_type" else "http://127.0.0.1:9/v1" if old == "url" else "MY_KEY"
+    values = {"client_type": ["openai_completions", "openai_chat_completions"], "headers": [{"a": "b"}, {"a": "c"}]}
+    value, other = values.get(new, ["http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"] if old == "url" else ["A", "B"])
     file = tmp_path / "endpoints.toml"
-    file.write_text(f'[[endpoint]]\nendpoint_id = "small"\nmodel = "m"\n{old} = "{value}"\n')
-    group = vf.load_endpoints(file)["small"]
-    assert getattr(group[0], new) == group[old] == group[new] == value
-    if new != "client_type":
-        file.write_text(file.read_text() + f'{new} = "{value}"\n')
-        with pytest.raises(vf.ConfigError, match="repeats a setting"):
-            vf.load_endpoints(file)
+
+    def written(value):
+        return f'{{ a = "{value["a"]}" }}' if isinstance(value, dict) else f'"{value}"'
+
+    text = f'[[endpoint]]\nendpoint_id = "small"\nmodel = "m"\n{old} = {written(value)}\n'
+    for both in (text, f"{text}{new} = {written(value)}\n"):  # two spellings of one value are one
+        file.write_text(both)
+        group = vf.load_endpoints(file)["small"]
+        assert getattr(group[0], new) == group[old] == group[new] == group[0][old] == value
+    file.write_text(f"{text}{new} = {written(other)}\n")
+    with pytest.raises(vf.ConfigError, match="repeats a setting"):
+        vf.load_endpoints(file)
 
 
 def test_the_tokenizer_by_its_older_name_and_by_both():

@@ -19,7 +19,14 @@ from verifiers.utils.install_utils import (
     is_hub_env,
     normalize_package_name,
 )
-from verifiers.utils.message_utils import sanitize_tool_calls, strip_nones_from_content
+from verifiers.utils.message_utils import (
+    from_raw_message,
+    message_to_printable,
+    sanitize_tool_calls,
+    serialize_message_for_output,
+    strip_nones_from_content,
+)
+from verifiers.utils.message_utils import normalize_messages as normalize_raw
 from verifiers.utils.path_utils import find_latest_incomplete_eval_results_path, is_valid_eval_results_path
 from verifiers.utils.response_utils import parse_is_truncated, parse_response_messages, parse_response_tokens
 from verifiers.utils.save_utils import (
@@ -84,8 +91,8 @@ def test_a_chain_of_errors():
         except KeyError as inner:
             raise vf.ToolCallError("outer") from inner
     except vf.ToolCallError as error:
-        chain = get_vf_error_chain(error)
-    assert isinstance(chain, ErrorChain)
+        chain, ours = ErrorChain(error), get_vf_error_chain(error)
+    assert [type(link) for link in ours] == [vf.ToolCallError]
     assert vf.ToolError in chain
     assert KeyError in chain
     assert OSError not in chain
@@ -178,7 +185,43 @@ def test_evaluations_of_a_file(tmp_path):
     file = tmp_path / "eval.toml"
     file.write_text('model = "m"\n[[eval]]\nenv_id = "a"\n[[eval]]\nenv_id = "b"\nmodel = "n"\n')
     assert load_toml_config(file) == [{"model": "m", "env_id": "a"}, {"model": "n", "env_id": "b"}]
-    file.write_text('env_id = "a"')
-    assert load_toml_config(file) == [{"env_id": "a"}]
-    with pytest.raises(vf.ConfigError, match="nowhere"):
+    file.write_text('[[ablation]]\nid = "a"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nenv_args = {n = [1, 2]}')
+    assert [(one["temperature"], one["env_args"]) for one in load_toml_config(file)] == [
+        (temperature, {"n": n}) for temperature in (0.0, 1.0) for n in (1, 2)
+    ]
+    for text in ("env_id = 'a'", "[eval]\nid = 'a'", "[[eval]]\nenv_id = 'a'\nid = 'b'", "[[eval]]\nid = 'a'\nx = 1"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"\.toml"):
+            load_toml_config(file)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load_toml_config(tmp_path / "nowhere.toml")
+
+
+def test_raw_messages_become_messages():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    message = from_raw_message({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert isinstance(message, vf.AssistantMessage)
+    assert (message.tool_calls[0].id, message.tool_calls[0].arguments) == ("add", '{"a": 1}')
+    assert normalize_raw("hi", field_name="prompt") == [{"role": "text", "content": "hi"}]
+    with pytest.raises(TypeError, match=r"prompt\[1\]"):
+        normalize_raw([{"role": "user", "content": "a"}, 7], field_name="prompt")
+    with pytest.raises(ValueError, match="'critic'"):
+        from_raw_message({"role": "critic", "content": ""})
+
+
+def test_messages_are_printed_and_saved():
+    image = {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}}
+    audio = {"type": "input_audio", "input_audio": {"data": "a b\nc", "format": "WAV"}}
+    parts = [{"type": "text", "text": "see"}, image, audio]
+    message = {"role": "user", "content": parts, "extra": 1}
+    assert message_to_printable(message)["content"] == "see [image] [audio]"
+    assert serialize_message_for_output(message) == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "see"},
+            {"type": "image_url", "image_url": {"url": "data:,x"}},
+            {"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}},
+        ],
+    }
+    broken = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+    assert serialize_message_for_output(broken)["content"] == [{"type": "text", "text": "[audio]"}]

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 import verifiers as vf
 from verifiers import compat
 from verifiers.legacy import modules
+from verifiers.runtime.install_lines import install_line
 
 ROWS = {
     "envs": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
@@ -32,12 +34,16 @@ ROWS = {
     "rubrics": "Rubric RubricGroup JudgeRubric ToolRubric",
     "rubrics.rubric": "Rubric",
     "rubrics.rubric_group": "RubricGroup",
-    "rubrics.judge_rubric": "JudgeRubric",
+    "rubrics.judge_rubric": "JudgeRubric DEFAULT_JUDGE_PROMPT",
     "rubrics.math_rubric": "MathRubric",
     "rubrics.tool_rubric": "ToolRubric",
-    "rubrics.experimental.hybrid_math_rubric": "HybridMathRubric",
+    "rubrics.experimental.hybrid_math_rubric": "HybridMathRubric DEFAULT_JUDGE_PROMPT",
     "clients": "Client ClientConfig EndpointConfig resolve_client as_client",
     "clients.client": "Client resolve_client",
+    "clients.openai_chat_completions_client": "OpenAIChatCompletionsClient",
+    "clients.openai_completions_client": "OpenAICompletionsClient",
+    "clients.openai_responses_client": "OpenAIResponsesClient",
+    "clients.anthropic_messages_client": "AnthropicMessagesClient",
     "scripts.eval": "main",
     "scripts.init": "main",
     "scripts.install": "main",
@@ -48,7 +54,12 @@ ROWS = {
         "Messages ChatMessage ModelResponse ClientConfig EndpointConfig RolloutTiming ResponseMessage ResponseTokens "
         "ImageUrlSource InputAudioSource EndpointClientConfig ChatCompletion Completion"
     ),
-    "utils.async_utils": "maybe_await maybe_semaphore NullAsyncContext",
+    "errors": "Error InvalidModelResponseError",
+    "utils.config_utils": "ensure_keys MissingKeyError",
+    "utils.async_utils": (
+        "maybe_await maybe_semaphore NullAsyncContext NullContext with_sem maybe_call_with_named_args maybe_retry "
+        "EventLoopLagMonitor EventLoopLagStats"
+    ),
     "utils.data_utils": (
         "extract_boxed_answer extract_hash_answer strip_non_numeric load_example_dataset format_dataset "
         "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT"
@@ -88,6 +99,8 @@ EXTRAS = {
 TRAINERS = ("trainers", "rl", "rl.trainer", "rl.trainer.config", "rl.trainer.trainer", "rl.trainer.orchestrator")
 """Their names are only listed here: taking one imports torch."""
 NOT_YET = {"envs": "BrowserEnv"}
+WITHOUT_NAMES = ("utils.client_utils",)
+"""Older modules of which every name has a substitute instead."""
 
 
 def run(code):
@@ -109,7 +122,10 @@ def test_a_name_of_an_older_module(module, name):
 def test_every_module_of_the_table_is_tried_or_only_holds_others():
     holders = {"envs.integrations", "envs.experimental", "rubrics.experimental", "scripts", "utils"}
     commands = {"scripts.setup", "scripts.tui"}
-    assert set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) == holders | commands
+    assert (
+        set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) - set(WITHOUT_NAMES)
+        == holders | commands
+    )
     assert set(compat.MODULE_NAMES) <= set(ROWS) | set(NOT_YET) | set(TRAINERS)
 
 
@@ -120,10 +136,25 @@ def test_a_class_that_needs_a_library_is_there_or_says_what_to_install(module):
     if importlib.util.find_spec(library) is not None:
         assert getattr(found, name) is getattr(vf, name)
         return
-    with pytest.raises(ImportError, match=rf"pip install 'verifiers\[{extra}\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_line("verifiers", extra))):
         exec(f"from verifiers.{module} import {name}")
-    with pytest.raises(AttributeError, match=rf"pip install 'verifiers\[{extra}\]'"):
+    with pytest.raises(AttributeError, match=re.escape(install_line("verifiers", extra))):
         getattr(vf, name)
+
+
+@pytest.mark.parametrize("module", compat.SUBSTITUTES)
+def test_a_name_that_is_gone_names_its_substitute(module):
+    for name, substitute in compat.SUBSTITUTES[module].items():
+        with pytest.raises(ImportError, match=re.escape(f"{name} is not in this version; instead: {substitute}")):
+            exec(f"from verifiers.{module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec(f"from verifiers.{module} import no_such_name")
+
+
+@pytest.mark.parametrize("module", compat.LATER_MODULES)
+def test_a_module_that_is_gone_says_so_when_it_is_imported(module):
+    with pytest.raises(ImportError, match=re.escape(compat.LATER_MODULES[module])):
+        importlib.import_module(f"verifiers.{module}")
 
 
 @pytest.mark.parametrize(("module", "name"), NOT_YET.items())
@@ -231,10 +262,8 @@ def test_the_trainers_modules_say_what_to_install():
     lines = run(WITHOUT_TRAINER).splitlines()
     assert len(lines) == 3
     for module, line in zip(("trainers", "rl.trainer", "rl"), lines, strict=True):
-        assert line == (
-            f"verifiers.{module}: it is part of the trainer, which is not installed: pip "
-            "install 'verifiers[rl]', or in a checkout: uv sync --group train"
-        )
+        command = install_line("verifiers-trainer")
+        assert line == f"verifiers.{module}: it is part of the trainer, which is not installed: {command}"
 
 
 # --- names of other versions

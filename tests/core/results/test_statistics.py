@@ -4,17 +4,20 @@ import itertools
 import math
 import statistics as standard
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verifiers.results.statistics import (
+    PassRates,
     clustered_stderr,
     mean,
     pass_all_k,
     pass_at_k,
     pass_rates,
     percentile,
+    share_interval,
 )
 from verifiers.rubrics.advantages import centered_advantages
 
@@ -54,19 +57,52 @@ def test_pass_at_k_equals_counting_all_draws(n, data):
 
 
 def test_pass_rates_leave_out_examples_with_an_unknown_reward():
-    any_of, all_of = pass_rates([1, 0, 1, 1, 1, NAN], ["a", "a", "b", "b", "c", "c"], 2, 0.5)
-    assert any_of == {"1": 0.75, "2": 1.0}
-    assert all_of == {"1": 0.75, "2": 0.5}
+    passed = pass_rates([1, 0, 1, 1, 1, NAN], ["a", "a", "b", "b", "c", "c"], 2)
+    assert passed.any_of == {"1": 0.75, "2": 1.0}
+    assert passed.all_of == {"1": 0.75, "2": 0.5}
 
 
-def test_pass_rates_use_powers_of_two_up_to_n():
-    any_of, _ = pass_rates([1.0] * 6, ["a"] * 6, 6, 0.5)
-    assert list(any_of) == ["1", "2", "4"]
+@pytest.mark.parametrize(("n", "ks"), [(6, "1 2 4 6"), (8, "1 2 4 8"), (3, "1 2 3")])
+def test_pass_rates_use_powers_of_two_and_n(n, ks):
+    passed = pass_rates([1.0] * n, ["a"] * n, n)
+    assert list(passed.any_of) == list(passed.all_of) == list(passed.any_of_interval) == ks.split()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.9), (2, 6), (1, 30), (8, 1)])
+@pytest.mark.parametrize("num_examples", [8, 40])
+def test_the_interval_of_pass_at_k_holds_the_truth_in_at_least_93_of_100_evaluations(alpha, beta, num_examples):
+    draw = np.random.default_rng(7)
+    n, k, covered = 8, 2, 0
+    truth = 1 - beta * (beta + 1) / ((alpha + beta) * (alpha + beta + 1))  # 1 - E[(1 - p)^2] of a beta distribution
+    for _ in range(500):
+        correct = draw.binomial(n, draw.beta(alpha, beta, num_examples))
+        successes = np.concatenate([np.arange(n) < c for c in correct]).astype(float).tolist()
+        examples = np.repeat(np.arange(num_examples), n).tolist()
+        low, high = pass_rates(successes, examples, n).any_of_interval[str(k)]
+        covered += low <= truth <= high
+    assert covered / 500 >= 0.93
+
+
+def test_a_normal_interval_would_not_hold_it():
+    draw = np.random.default_rng(7)
+    covered = 0
+    for _ in range(500):
+        rates = [pass_at_k(8, int(c), 2) for c in draw.binomial(8, draw.beta(1, 30, 8))]
+        half = 1.96 * standard.stdev(rates) / math.sqrt(8)
+        covered += abs(mean(rates) - (1 - 30 / 32)) <= half
+    assert covered / 500 < 0.9
+
+
+def test_the_interval_at_no_success_is_wilsons_with_students_quantile():
+    low, high = share_interval([0.0] * 10)
+    t = 2.262157  # of 9 degrees of freedom, from a table
+    assert (low, high) == (0.0, pytest.approx(t * t / (10 + t * t), abs=1e-3))
+    assert share_interval([1.0] * 10)[0] == pytest.approx(1 - high)
 
 
 @pytest.mark.parametrize(("rewards", "n"), [([1.0], 1), ([NAN, 1.0], 2), ([], 4)])
 def test_pass_rates_are_empty_without_a_complete_example(rewards, n):
-    assert pass_rates(rewards, ["a"] * len(rewards), n, 0.5) == ({}, {})
+    assert pass_rates(rewards, ["a"] * len(rewards), n) == PassRates()
 
 
 def test_percentiles_interpolate():

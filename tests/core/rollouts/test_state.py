@@ -249,7 +249,7 @@ def test_step_tokens_are_lists_when_read_and_arrays_inside():
     assert tokens.completion_logprobs == [-0.25]
     assert tokens.get("version") == 4
     prompt, completion, logprobs = tokens.arrays()
-    assert (prompt.dtype, completion.dtype, logprobs.dtype) == (np.int32, np.int32, np.float32)
+    assert (prompt.dtype, completion.dtype, logprobs.dtype) == (np.int32, np.int32, np.float64)
     tokens["prompt_ids"] = [9]
     assert tokens["prompt_ids"] == [9]
 

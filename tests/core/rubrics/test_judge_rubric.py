@@ -92,6 +92,10 @@ def in_an_env_group(rubric):
     ("rubric", "said"),
     [
         (lambda: JudgeRubric(funcs=[yes]), "OPENAI_API_KEY"),
+        (
+            lambda: scoring(vf.ClientConfig(api_base_url="https://judge.test/v1", api_key_var="NO_SUCH_KEY")),
+            "the judge 'judge-a': https://judge.test/v1 needs a key: set the environment variable NO_SUCH_KEY",
+        ),
         (lambda: JudgeRubric(funcs=[yes], judge_model="local:no-such.gguf"), r"local:no-such\.gguf.*not a file"),
         (
             lambda: JudgeRubric(
@@ -100,7 +104,7 @@ def in_an_env_group(rubric):
             r"'judge-a' is never asked.*funcs=.*judge_models=\['judge-a'\]",
         ),
     ],
-    ids=["key", "model", "functions"],
+    ids=["key", "key-of-its-client", "model", "functions"],
 )
 def test_what_a_judge_lacks_is_said_before_the_first_rollout(monkeypatch, within, rubric, said):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

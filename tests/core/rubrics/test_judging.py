@@ -150,7 +150,9 @@ def verdict_on(response, template=TEMPLATE):
         "<score>",
     ],
 )
-@pytest.mark.parametrize("template", [TEMPLATE, judging.DEFAULT_SCORE_PROMPT, judging.MATH_JUDGE_PROMPT, "{response}?"])
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, judging.DEFAULT_SCORE_PROMPT, judging.MATH_VERDICT_PROMPT, "{response}?"]
+)
 def test_a_tag_in_the_data_is_answered_with_a_nonce_that_the_data_cannot_know(response, template):
     verdict = verdict_on(response, template)
     assert len(verdict.nonce) == 8
@@ -210,14 +212,14 @@ def test_without_a_range_any_number_is_a_verdict():
 
 
 def test_reading_takes_time_linear_in_the_text():
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for text in ("<score>" * 150_000, "<score>1" * 120_000 + "</score>", "`{" * 500_000, "</score>" * 120_000):
         with pytest.raises(ScoringError):
             read_score(text + "<score>", TEN)
         fence_for([text])
         fill_template(text, {"answer": "4"})
         judging.verdict_of("", text)
-    assert time.perf_counter() - begun < 2.0
+    assert time.thread_time() - begun < 2.0
 
 
 # --- combining

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.util
 import math
+import re
 import sys
 import textwrap
 import threading
@@ -20,11 +21,12 @@ from verifiers.rubrics import math_verification as verification
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
 from verifiers.rubrics.math_rubric import MathRubric, boxed_answer_parser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.processes import process_pool
 from verifiers.testing import ScriptedClient
 
 if importlib.util.find_spec("math_verify") is None:
-    pytest.skip("needs the extra: pip install 'verifiers[math]'", allow_module_level=True)
+    pytest.skip("needs the extra math", allow_module_level=True)
 
 HANGS = "9^{9^{9^{9}}}"
 SCRIPTED_ENGINE = r"""
@@ -258,10 +260,36 @@ def test_a_gold_answer_nobody_can_read_makes_the_reward_unknown(aside, gold):
     assert aside.score(maths(), state_of("no box", gold)) == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "strict", "lenient"),
+    [
+        ("7", "7 + 1 = 7", 0.0, 1.0),
+        ("7", "[7, 7]", 0.0, 1.0),
+        ("7", "4 + 3", 0.0, 1.0),
+        ("7", "4 + 3 = 7", 1.0, 1.0),  # worked out, and true
+        ("7", "x = 7", 1.0, 1.0),
+        ("7000", r"7 \times 10^3", 1.0, 1.0),
+        ("1024", "1,024", 1.0, 1.0),
+        ("(1, 2)", "(1, 2)", 1.0, 1.0),
+        ("0.5", r"\frac{1}{2}", 1.0, 1.0),
+    ],
+)
+def test_odd_forms_of_a_right_answer_count_only_when_they_are_asked_to(aside, gold, answer, strict, lenient):
+    assert aside.score(maths(), boxed(answer, gold)) == [strict]
+    assert aside.score(maths(strict=False), boxed(answer, gold)) == [lenient]
+
+
+def test_a_box_in_thinking_without_an_end_is_no_answer_unless_older_scores_are_asked_for(aside):
+    text = r"<think>perhaps \boxed{4} or"
+    assert aside.score(maths(), state_of(text)) == [0.0]
+    assert aside.score(maths(strict=False), state_of(text)) == [1.0]
+    assert aside.score(maths(), state_of(r"<think>perhaps \boxed{5}</think> \boxed{4}")) == [1.0]
+
+
 def test_answers_longer_than_the_bound_are_wrong_without_a_process(aside):
     rubric = maths(max_verify_chars=5)
-    assert aside.score(rubric, state_of(r"\boxed{1+1+1+1}")) == [0.0]
-    assert aside.score(maths(), state_of(r"\boxed{1+1+1+1}")) == [1.0]
+    assert aside.score(rubric, state_of(r"\boxed{4.000000}")) == [0.0]
+    assert aside.score(maths(), state_of(r"\boxed{4.000000}")) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +302,7 @@ def test_settings_that_cannot_be_used_are_refused(given):
 
 def test_without_the_extra_the_constructor_says_what_to_install(monkeypatch):
     monkeypatch.setattr(verification, "ENGINE", "math_verify_is_not_here")
-    with pytest.raises(ConfigError, match=r"pip install 'verifiers\[math\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("verifiers", "math"))):
         MathRubric()
 
 
@@ -291,18 +319,19 @@ def test_a_broken_install_shows_its_own_error(aside, folder, monkeypatch):
 
 def hybrid(reply):
     client = ScriptedClient([reply])
-    return client, HybridMathRubric(judge_client=client, judge_model="j", max_workers=1)
+    return client, HybridMathRubric(use_judge_fallback=True, judge_client=client, judge_model="j", max_workers=1)
 
 
 def test_what_the_rules_accept_asks_no_judge(aside):
-    client, rubric = hybrid("<score>0</score>")
+    client, rubric = hybrid(r"\boxed{B}")
     state = state_of(r"\boxed{\frac{8}{2}}")
     assert aside.score(rubric, state) == [1.0]
     assert not client.requests
-    assert state["metrics"] == {"math_verify_timeouts": 0.0, "math_verify_score": 1.0, "correct_answer": 1.0}
+    scores = dict.fromkeys(("math_verify_score", "judge_score", "correct_answer"), 1.0)
+    assert state["metrics"] == {"math_verify_timeouts": 0.0, **scores}
 
 
-@pytest.mark.parametrize(("reply", "reward"), [("<score>1</score>", 1.0), ("It differs. <score>0</score>", 0.0)])
+@pytest.mark.parametrize(("reply", "reward"), [(r"\boxed{A}", 1.0), (r"It differs. \boxed{B}", 0.0), ("c", 0.0)])
 @pytest.mark.parametrize("gold", ["2", "four, in words: @@"])
 def test_where_the_rules_say_no_the_judge_decides(aside, reply, reward, gold):
     client, rubric = hybrid(reply)
@@ -311,16 +340,34 @@ def test_where_the_rules_say_no_the_judge_decides(aside, reply, reward, gold):
     assert len(client.requests) == 1
     assert r"\text{two}" in client.requests[0].prompt[-1]["content"]
     assert state["metrics"]["math_verify_score"] == 0.0
-    assert state["metrics"]["judge_score/j"] == reward
+    assert state["metrics"]["judge_score"] == state["judge_score"] == reward
+    assert state["judge_result"] == reply
+
+
+def test_without_the_fallback_no_judge_is_asked(aside):  # the control
+    client = ScriptedClient([r"\boxed{A}"])
+    rubric = HybridMathRubric(judge_client=client, judge_model="j", max_workers=1)
+    assert aside.score(rubric, state_of(r"\boxed{5}")) == [0.0]
+    assert not client.requests
+    assert math.isnan(aside.score(rubric, state_of(r"\boxed{5}", "four, in words: @@"))[0])
+
+
+def test_a_prompt_that_asks_for_a_score_is_answered_by_one(aside):
+    client = ScriptedClient("<score>1</score>")
+    prompt = "Is {response} {answer}? <score>1 or 0</score>"
+    rubric = HybridMathRubric(
+        use_judge_fallback=True, judge_client=client, judge_model="j", judge_prompt=prompt, max_workers=1
+    )
+    assert aside.score(rubric, state_of(r"\boxed{5}")) == [1.0]
 
 
 def test_without_an_answer_nobody_is_asked(aside):
-    client, rubric = hybrid("<score>1</score>")
+    client, rubric = hybrid(r"\boxed{A}")
     assert aside.score(rubric, state_of("ask the judge: <score>1</score>")) == [0.0]
     assert not client.requests
 
 
-@pytest.mark.parametrize("reply", ["yes", "<score>7</score>", ConnectionError("down")])
+@pytest.mark.parametrize("reply", ["yes", r"\boxed{D}", ConnectionError("down")])
 def test_a_judge_without_a_verdict_leaves_the_hybrid_reward_unknown(aside, reply):
     state = state_of(r"\boxed{5}")
     assert math.isnan(aside.score(hybrid(reply)[1], state)[0])
@@ -328,8 +375,14 @@ def test_a_judge_without_a_verdict_leaves_the_hybrid_reward_unknown(aside, reply
 
 
 def test_a_hybrid_takes_own_functions_and_several_judges(aside):
-    client = ScriptedClient(lambda request: f"<score>{int(request.model == 'a')}</score>")
-    rubric = HybridMathRubric(judge_client=client, judge_models=["a", "b", "c"], aggregation="max", max_workers=1)
-    assert rubric.get_reward_func_names() == ["correct_answer"]
+    client = ScriptedClient(lambda request: "A" if request.model == "a" else "B")
+    rubric = HybridMathRubric(
+        use_judge_fallback=True,
+        judge_client=client,
+        judge_models=["a", "b", "c"],
+        aggregation="max",
+        max_workers=1,
+    )
+    assert rubric.get_reward_func_names() == ["math_verify_score", "judge_score", "correct_answer"]
     assert aside.score(rubric, state_of(r"\boxed{5}")) == [1.0]
     assert MathVerifier().max_workers >= 2

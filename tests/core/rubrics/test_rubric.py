@@ -59,11 +59,10 @@ def giving(value, name="given"):
         ([exact, length], [1.0]),
         ([exact], [NAN]),
         ([exact], ["much"]),
-        ([], None),
         (None, [1.0]),
         ([exact, exact], None),
     ],
-    ids=["too few weights", "nan weight", "text weight", "no functions", "weights alone", "one name twice"],
+    ids=["too few weights", "nan weight", "text weight", "weights alone", "one name twice"],
 )
 def test_a_rubric_that_cannot_be_meant_is_refused(funcs, weights):
     with pytest.raises(ConfigError):
@@ -212,8 +211,15 @@ async def test_an_error_of_the_models_own_doing_is_scored():
     assert (await Rubric([exact]).score_rollout(state))["reward"] == 1.0
 
 
-async def test_without_reward_functions_the_reward_is_unknown():
-    assert math.isnan((await Rubric().score_rollout(state_of()))["reward"])
+@pytest.mark.parametrize(
+    "rubric", [Rubric(), Rubric(funcs=[]), Rubric(funcs=[], weights=[])], ids=["default", "empty", "empty lists"]
+)
+async def test_without_reward_functions_the_reward_is_unknown(rubric):
+    assert math.isnan((await rubric.score_rollout(state_of()))["reward"])
+
+
+async def test_without_a_weight_the_reward_is_unknown():
+    assert math.isnan((await Rubric([exact], [0.0]).score_rollout(state_of()))["reward"])
 
 
 async def test_scoring_off_leaves_reward_unknown_and_metrics_empty():

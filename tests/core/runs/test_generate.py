@@ -557,5 +557,5 @@ def test_columns_with_names_of_the_states_own_do_no_harm():
     env = vf.SingleTurnEnv(dataset=[row(error="none", reward=0.5, completion="gold", id="abc", metrics=[1])])
     results = env.evaluate(ScriptedClient("x"), "m")
     assert results["errors"] == [None]
-    assert results["rewards"][0] != results["rewards"][0]  # unknown, and not the row's 0.5
+    assert math.isnan(results["rewards"][0])  # of no reward function, and not the row's 0.5
     assert results["states"][0]["input"]["id"] == "abc"

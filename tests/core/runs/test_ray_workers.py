@@ -9,7 +9,7 @@ import verifiers as vf
 from verifiers.testing import ScriptedClient
 
 pytestmark = pytest.mark.slow
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'verifiers[ray]'")
+ray = pytest.importorskip("ray", reason="needs the extra ray")
 
 ENVIRONMENT = """
 import time, os

@@ -214,7 +214,7 @@ FORGERIES = {
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_code_that_writes_to_the_connection_only_ends_its_own_worker(name, forgery):
     code = (
-        "import os, socket, stat\nfor fd in range(3, 40):\n    try:\n"
+        "import os, socket, stat\nfor fd in range(3, 1024):\n    try:\n"
         "        if stat.S_ISSOCK(os.fstat(fd).st_mode):\n"
         f"            os.write(fd, {FORGERIES[forgery]})\n    except OSError: pass\n"
         "import time\ntime.sleep(3)"
@@ -470,3 +470,20 @@ def test_the_types_are_what_the_backends_are():
 def test_a_spec_that_cannot_be(wrong):
     with pytest.raises(vf.ConfigError, match=f"SandboxSpec.{next(iter(wrong))}"):
         SandboxSpec(**wrong)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_worker_that_ends_beside_a_forked_daemon_is_not_a_time_out(name):
+    """The daemon holds what a fork copies, the connection to the host included."""
+    daemon = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(0)"
+    left, after = values(name, daemon, "6 * 7", timeout_s=15.0)
+    assert (left.timed_out, left.limit) == (False, "killed")
+    assert "The interpreter ended" in left.error
+    assert after.value == "42"
+
+
+def test_a_daemon_that_keeps_the_connection_on_purpose_is_not_a_time_out():
+    """A fork by the C library runs no hook of Python, so the daemon really holds the connection."""
+    daemon = "import ctypes, os, time\nif ctypes.CDLL(None).fork() == 0:\n    time.sleep(60)\nos._exit(0)"
+    left, after = values("bubblewrap", daemon, "6 * 7", timeout_s=15.0)
+    assert (left.timed_out, left.limit, after.value) == (False, "killed", "42")

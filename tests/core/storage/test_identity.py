@@ -16,6 +16,8 @@ from collections.abc import Callable
 import pytest
 
 import verifiers as vf
+from support.harbor_tasks import IMAGE, write_task
+from verifiers import legacy
 from verifiers.clients.adapters import GetResponseClient, OpenAILikeClient
 from verifiers.clients.local import LocalModel
 from verifiers.clients.retry import RetryPolicy
@@ -81,16 +83,26 @@ REQUIRED: dict[str, Callable[..., dict]] = {
     "EnvGroupRubric": lambda _: {"group": vf.EnvGroup([env(add)])},
     "MCPEnv": lambda _: {"mcp_servers": [{"name": "files", "command": "serve"}], "dataset": ROWS},
     "GymEnv": lambda _: {"env_cls": Toy},
+    "AgentEnv": lambda _: {"dataset": ROWS, "agent": "codex"},
+    "HarborEnv": lambda tmp: {"path": write_task(tmp / "one"), "images": {IMAGE: "host"}},
     "ReasoningGymEnv": lambda _: {"gym": "leg_counting"},
     "TextArenaEnv": lambda _: {},
     "OpenAILikeClient": lambda _: {"called": Chat()},
     "GetResponseClient": lambda _: {"called": Chat()},
+    "NeMoRLChatCompletionsClient": lambda _: {"client_or_config": Chat()},
     "LocalClient": lambda tmp: {"local_model": weights_file(tmp, b"one")},
     "RoundRobinClient": lambda _: {"members": [(vf.OpenAIChatCompletionsClient(), "m")]},
 }
 """What a class cannot be made without; environments get a dataset."""
 
 OTHER = {
+    "agent": "nop",
+    "agent_args": ["--quiet"],
+    "agent_files": {"notes.txt": "read this"},
+    "artifacts": ["answer.txt"],
+    "grading": "shared",
+    "images": {IMAGE: "host", "another": "host"},
+    "waive": ["environment.gpus"],
     "aggregation": "min",
     "action_parser": int,
     "answer_field": "result",
@@ -98,9 +110,13 @@ OTHER = {
     "blocks_reminder": "Use Python.",
     "blocks_system_prompt": "Write Python.",
     "called": OtherChat(),
+    "client_or_config": OtherChat(),
     "code_from": "blocks",
+    "collect": ["answer.txt"],
+    "command": ["another"],
     "config": vf.ClientConfig(extra_headers={"X-Variant": "b"}),
     "cpu_cores": 2,
+    "dialect": "messages",
     "disk_size_gb": 1,
     "env_args": {"n": 1},
     "env_cls": first,
@@ -114,10 +130,12 @@ OTHER = {
     "feedback_fn": str.upper,
     "few_shot": [{"role": "user", "content": "0 + 0"}, {"role": "assistant", "content": "0"}],
     "fields": ["think", "answer"],
+    "files": {"notes.txt": "read this"},
     "funcs": [second],
     "game": "Hangman-v0",
     "gym": "basic_arithmetic",
     "headers": {"X-Variant": "b"},
+    "history": "template",
     "judge_client": {"gpt-4.1-nano": ScriptedClient("yes")},
     "judge_model": "gpt-4.1",
     "judge_models": ["gpt-4.1", "gpt-5"],
@@ -125,6 +143,10 @@ OTHER = {
     "judge_sampling_args": {"temperature": 0.5},
     "local_model": lambda tmp: weights_file(tmp, b"another"),
     "max_episode_steps": 3,
+    "max_file_mb": 2,
+    "max_idle_seconds": 5,
+    "max_log_kb": 1,
+    "max_output_mb": 1,
     "max_seq_len": 99,
     "max_startup_wait_seconds": 7,
     "max_tool_result_chars": 77,
@@ -137,6 +159,7 @@ OTHER = {
     "message_type": "completion",
     "names": ["truth", "style"],
     "obs_to_text": repr,
+    "packages": ["numpy"],
     "parallel_tool_calls": True,
     "parser": vf.ThinkParser(),
     "pip_install_packages": "numpy",
@@ -152,6 +175,7 @@ OTHER = {
     "seed": 3,
     "start_timeout_s": 5.0,
     "stop_errors": [KeyError],
+    "strict": False,
     "system_prompt": "Add.",
     "timeout_minutes": 9,
     "timeout_per_command_seconds": 8,
@@ -160,6 +184,8 @@ OTHER = {
     "tool_defs": [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
     "tools": [subtract],
     "tools_shown": False,
+    "trained_roles": ["main"],
+    "use_judge_fallback": True,
     "weights": [0.5],
     "working_dir": "sub",
 }
@@ -168,11 +194,25 @@ OTHER = {
 BESIDES = {"weights": {"funcs": [first]}}
 """What must be given with a parameter, in both parts that are compared."""
 SPECIAL = {
+    ("HarborEnv", "agent_args"): ({"agent": "codex"}, ["--quiet"]),
+    ("HarborEnv", "agent_files"): ({"agent": "codex"}, {"notes.txt": "read this"}),
+    ("AnthropicMessagesClient", "config"): (
+        {},
+        vf.ClientConfig(client_type="anthropic_messages", extra_headers={"X-Variant": "b"}),
+    ),
     ("RubricGroup", "weights"): ({}, [1.0, 0.5]),
     ("MathRubric", "parser"): ({}, vf.ThinkParser()),
     ("HybridMathRubric", "score_range"): ({}, (0.0, 2.0)),
+    ("HybridMathRubric", "judge_client"): ({}, {"gpt-5-nano": ScriptedClient("yes")}),
+    ("TextArenaEnv", "strict"): ({}, True),
+    ("AgentEnv", "agent"): ({}, "pi"),
+    ("AgentEnv", "command"): ({"agent": None, "command": ["one"]}, ["another"]),
+    ("AgentEnv", "tools"): ({}, ["shell"]),
 }
 FREE = {
+    "eval_path": lambda tmp: write_task(tmp / "another"),
+    "only": ["one"],
+    "path": lambda tmp: write_task(tmp / "another"),
     "api_key": "sk-another-key",
     "base_url": "http://127.0.0.1:9/v1",
     "dataset": [{"question": "2 + 2", "answer": "4"}],
@@ -180,10 +220,12 @@ FREE = {
     "group": vf.EnvGroup([env(subtract)]),
     "interleaved_rollouts": True,
     "keep_raw": True,
+    "keep_workdirs": "kept",
     "map_kwargs": {"num_proc": 2},
     "max_concurrent": 3,
     "max_workers": 2,
     "num_eval_episodes": 3,
+    "oracle": first,
     "num_eval_examples": 3,
     "num_train_episodes": 4,
     "num_train_examples": 4,
@@ -191,17 +233,19 @@ FREE = {
     "pass_threshold": 0.9,
     "retry": RetryPolicy(max_retries=1),
     "rollouts_per_example": 3,
+    "success": "other",
 }
 NOT_TAKEN = (
     {
         ("EnvGroup", name)
         for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
-        "max_seq_len timeout_seconds".split()
+        "max_seq_len timeout_seconds oracle".split()
     }
     | {
         (cls, "message_type")
         for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
     }
+    | {("HarborEnv", name) for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")}
     | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
 )
 """Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first child."""
@@ -219,8 +263,9 @@ DOUBLES = {"ScriptedClient", "RecordingClient", "ReplayClient"}
 
 def all_parts():
     EnvGroupRubric, EpisodicSumRubric, HybridMathRubric, OpenAILikeClient, GetResponseClient
-    for module in pkgutil.walk_packages(vf.environments.__path__, "verifiers.environments."):
-        importlib.import_module(module.name)
+    for package in (vf.environments, legacy):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     for name in vf.__all__:
         getattr(vf, name, None)
     found, left = {}, [Identified]
@@ -233,7 +278,13 @@ def all_parts():
             and cls is not Identified
         ):
             found[cls.__name__] = cls
-    for abstract in ("Environment", "MultiTurnEnv"):  # their parameters are those of every subclass
+    for abstract in (
+        "Environment",
+        "MultiTurnEnv",
+        "HttpClient",
+        "StreamedClient",
+        "TemplateClient",
+    ):  # their parameters are those of every subclass
         found.pop(abstract)
     return found
 
@@ -275,10 +326,10 @@ def test_a_parameter_changes_the_identity_unless_it_is_marked_free(name, paramet
     assert (parameter in FREE) is (parameter in free)
     table = FREE if parameter in FREE else OTHER
     besides, value = SPECIAL.get((name, parameter), (BESIDES.get(parameter, {}), table[parameter]))
-    value = value(tmp_path) if parameter == "local_model" else value
+    value = value(tmp_path) if parameter in ("local_model", "path", "eval_path") else value
     before = made(name, tmp_path, **besides).identity()
     assert before == made(name, tmp_path, **besides).identity()
-    after = made(name, tmp_path, **besides, **{parameter: value}).identity()
+    after = made(name, tmp_path, **(besides | {parameter: value})).identity()
     assert (after == before) is (parameter in free), config_differences(before, after)
     assert " at 0x" not in str(after)
 

@@ -215,11 +215,14 @@ def test_a_hostile_name_stays_one_component_inside_the_folder(tmp_path, model):
     path.mkdir(parents=True)
 
 
-def test_the_root_is_the_environments_own_folder_when_there_is_one(tmp_path, monkeypatch):
+def test_runs_are_saved_in_the_working_directory_unless_an_older_version_saved_beside_the_sources(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "environments" / "my_env").mkdir(parents=True)
+    (tmp_path / "environments/my_env").mkdir(parents=True)
+    assert default_root("my-env") == default_root("other") == default_root("..") == Path()
+    (tmp_path / "environments/my_env/outputs/evals").mkdir(parents=True)
     assert default_root("my-env") == default_root("owner/my-env") == Path("environments/my_env")
-    assert default_root("other") == default_root("..") == Path()
 
 
 # --- identity ---------------------------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ def test_dead_groups_that_are_kept_count_in_every_denominator_and_feel_the_penal
         log_pi = torch.full_like(row["weight"], -0.5).requires_grad_()
         log_ref = torch.full_like(row["weight"], -0.5 + math.log(2))
         objective = Objective(resolve_loss("ppo"), beta=0.1, kl_type="k2")
-        (row["weight"] * objective(LossInput.of(row, log_pi), log_ref).losses).sum().backward()
+        tokens = LossInput.of(row | {"reference_logprobs": log_ref}, log_pi)
+        (row["weight"] * objective(tokens).losses).sum().backward()
         dead = row["loss_mask"] & ~first
         share = {"prompt_mean": 1 / (2 * 12)}.get(aggregation, weight)
         assert log_pi.grad[dead].tolist() == pytest.approx([-0.1 * math.log(2) * share] * 12)

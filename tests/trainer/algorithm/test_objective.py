@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def row(old=None, dtype=torch.float64):
 
 
 def gradient(objective, tokens, log_ref=None):
-    made = objective(tokens, log_ref)
+    made = objective(replace(tokens, log_ref=log_ref))
     (found,) = torch.autograd.grad(made.losses.sum(), tokens.log_pi)
     return made, found
 
@@ -107,7 +108,7 @@ def test_anchored_on_the_sampler_a_clip_drops_tokens_from_the_first_step_on(loss
     assert np.abs(found.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
 
 
-@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER - {"cispo", "masked_is", "importance_sampling"}))
+@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER - {"cispo", "distill", "masked_is", "importance_sampling"}))
 def test_a_loss_that_measures_the_distance_to_the_sampler_is_refused(loss):
     with pytest.raises(ConfigError, match=rf"with top_p the ratio.*{loss!r} drops tokens.*use cispo, .* or ppo"):
         settled(loss=loss, top_p=0.9)
@@ -168,8 +169,11 @@ def test_a_loss_that_is_named_in_the_settings_gives_the_golden_gradient(golden):
 
 def test_every_loss_can_be_named_and_trains(tmp_path):
     named = {settings["loss"] for settings in BY_NAME.values()}
-    assert set(LOSSES) - named <= {"dro"}
-    for name in LOSSES:
+    without_rewards = {
+        name for name, row in OBJECTIVES.items() if row.component != "rl"
+    }  # test_imitation, test_teacher
+    assert set(LOSSES) - named - without_rewards <= {"dro"}
+    for name in LOSSES.keys() - without_rewards:
         (step,) = run(small_trainer(tmp_path / name, loss=name, max_steps=1)).steps
         assert math.isfinite(step["loss"])
         assert step["grad_norm"] > 0, name
@@ -239,13 +243,14 @@ def test_a_bound_that_the_loss_does_not_read_is_refused(kind, name):
     values |= {"mask_ratio_low": 0.2, "mask_ratio_high": 7.0}
     assert values.keys() == BOUNDS.keys()
     reads = OBJECTIVES[name].reads if name in OBJECTIVES else {"epsilon": "epsilon_low"}
+    needed = {"teacher": "t"} if name in ("distill", "gkd") else {}
     for bound, value in values.items():
         if bound in reads:
-            assert settled(kind, loss=name, **{bound: value}).loss_parameters()[reads[bound]] == value
+            assert settled(kind, loss=name, **needed, **{bound: value}).loss_parameters()[reads[bound]] == value
         else:
             listed = ", ".join(reads) or "none"
             with pytest.raises(ConfigError, match=f"{bound} is {value}, a bound that the loss .* reads: {listed}$"):
-                settled(kind, loss=name, **{bound: value})
+                settled(kind, loss=name, **needed, **{bound: value})
 
 
 def test_without_its_cap_one_rare_token_carries_any_gradient():
@@ -290,7 +295,10 @@ def test_stacked_it_would_count_twice():
         ({"delta": 3.0, "loss": "dppo_kl"}, "its own delta is a key of loss_kwargs"),
         ({"geo_mask": [1.1, 1.2]}, r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1"),
         ({"geo_mask": 0.5}, "geo_mask is 0.5"),
-        ({"num_iterations": 3, "max_steps": 10}, "max_steps 10 is not a multiple of num_iterations = 3.*use 9 or 12"),
+        (
+            {"num_iterations": 3, "max_steps": 10},
+            "max_steps 10 is not a multiple of the 3 steps .*use 9 or 12",
+        ),
         ({"num_iterations": 0}, "num_iterations is 0"),
         ({"beta": -1.0}, "beta is -1.0"),
         ({"kl_type": "k4"}, "kl_type is 'k4'"),

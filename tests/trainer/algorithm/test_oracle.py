@@ -108,6 +108,9 @@ class Token:
     advantage: float
     log_ratios: list[torch.Tensor]
     """log r of every token of the sample."""
+    log_teacher: float = 0.0
+    reverse_kl: torch.Tensor | None = None
+    forward_kl: torch.Tensor | None = None
 
     @property
     def probability(self):
@@ -181,6 +184,17 @@ def dro(t):
     return -t.advantage * t.log_pi + 0.1 / 2 * (t.log_pi - t.log_old) ** 2
 
 
+def distill(t, cap=5.0):
+    """The gradient alone means something: ρ·(log π - log T) in front of ∇log π."""
+    return min(t.ratio, cap) * (math.log(t.probability) - t.log_teacher) * t.log_pi
+
+
+def divergences(logits, before):
+    """KL(π‖T) and KL(T‖π) after one token."""
+    pairs = [(logprob(logits, before, token), logprob(REFERENCE, before, token)) for token in range(SIZE)]
+    return sum(p.exp() * (p - t) for p, t in pairs), sum(t.exp() * (t - p) for p, t in pairs)
+
+
 def ppo(t):
     return clipped(t.r, t.advantage, 0.2, 0.2)
 
@@ -199,6 +213,11 @@ def constant(losses_R):
 
 def centred(rewards):
     return [reward - statistics.mean(rewards) for reward in rewards]
+
+
+def ones(rewards):
+    """Every rollout counts alike: rewards are not read."""
+    return [1.0] * len(rewards)
 
 
 def z_scores(rewards):
@@ -226,6 +245,9 @@ EQUATIONS = {
     "dppo_kl": (dppo_kl, over_tokens, centred),
     "ipo": (ipo, over_tokens, centred),
     "dro": (dro, over_tokens, centred),
+    "sft": (lambda t: -t.log_pi, over_tokens, ones),
+    "distill": (distill, over_tokens, ones),
+    "gkd": (lambda t: t.reverse_kl, over_tokens, ones),
 }
 """Name -> (loss of a token, mean over the batch, advantages of a group)."""
 WITHOUT_MASK = {"cispo": lambda t: cispo(t, 0.0, math.inf), "importance_sampling": lambda t: -t.rho * t.advantage}
@@ -253,7 +275,9 @@ def oracle(equation, mean, advantages, *, anchor="sampler", keep=False, beta=0.0
                 log_old = log_mu if anchor == "sampler" else [float(logprob(OLD, *pair)) for pair in pairs]
                 ratios = [a - b for a, b in zip(log_pi, log_old, strict=True)]
                 for i, pair in enumerate(pairs):
-                    loss = equation(Token(log_pi[i], log_mu[i], log_old[i], advantage, ratios))
+                    teacher = float(logprob(REFERENCE, *pair))
+                    kl_t = divergences(logits, pair[0])
+                    loss = equation(Token(log_pi[i], log_mu[i], log_old[i], advantage, ratios, teacher, *kl_t))
                     if tis_cap is not None:
                         loss = loss * min(math.exp(log_old[i] - log_mu[i]), tis_cap)
                     if beta:
@@ -282,13 +306,17 @@ def trained(config):
 
         if config.anchor == "recomputed":
             row["old_logprobs"] = logprobs(OLD)
-        tokens = LossInput.of(row, logprobs(logits), config.anchor)
-        total = total + (row["weight"].double() * criterion(tokens, logprobs(REFERENCE)).losses).sum()
+        row["reference_logprobs"] = logprobs(REFERENCE)
+        kl = map(torch.stack, zip(*[divergences(logits, one) for one in before], strict=True))
+        tokens = LossInput.of(row, logprobs(logits), config.anchor, tuple(kl))
+        total = total + (row["weight"].double() * criterion(tokens).losses).sum()
     total.backward()
     return total.detach(), logits.grad
 
 
 def settings(kind=RLConfig, **given):
+    if {"distill", "gkd"} & set(map(str, given.values())):
+        given["teacher"] = "builtin:tiny"  # not loaded: its log-probabilities are a table here
     shape = {"batch_size": 12, "rollouts_per_example": 4, "micro_batch_size": 4, "max_seq_len": 64, "max_steps": 2}
     common = {"max_completion_len": LONGEST, "temperature": TEMPERATURE, "mask_truncated_completions": True}
     return kind(**{**shape, **common, "share_prompts": False, "beta": 0.0, "use_lora": False, **given})
@@ -312,7 +340,8 @@ def test_a_name_trains_the_equation_of_its_source(name, kind):
     equation, *others = EQUATIONS[name]
     if kind is GRPOConfig:
         equation = WITHOUT_MASK.get(name, equation)
-    assert_same(trained(settings(kind, loss_type=name)), oracle(equation, *others))
+    rewards_count = OBJECTIVES[name].component == "rl"
+    assert_same(trained(settings(kind, loss_type=name)), oracle(equation, *others, keep=not rewards_count))
 
 
 WRONG = {
@@ -327,6 +356,8 @@ WRONG = {
     "dppo_kl": [lambda t: dppo_kl(t, bound=0.5), lambda t: dppo_kl(t, bound=0.01), lambda t: dppo_kl(t, cap=8)],
     "ipo": [lambda t: ipo(t, 0.05), lambda t: ipo(t, 0.2)],
     "dro": [lambda t: -t.advantage * t.log_pi],
+    "gkd": [lambda t: t.log_pi - t.log_teacher, lambda t: t.forward_kl],
+    "distill": [lambda t: distill(t, 8.0), lambda t: distill(t) / t.ratio, lambda t: t.rho * t.log_teacher],
 }
 """Equations that are nearly right: bounds a little off, the sign of A ignored, a mask or a cap left out."""
 
@@ -334,8 +365,14 @@ WRONG = {
 @pytest.mark.parametrize(("name", "number"), [(name, n) for name, wrong in WRONG.items() for n in range(len(wrong))])
 def test_an_equation_that_is_a_little_off_is_found(name, number):
     """Negative control: the rollouts reach every branch of every equation."""
+    keep = OBJECTIVES[name].component != "rl"
     with pytest.raises(AssertionError):
-        assert_same(trained(settings(loss=name)), oracle(WRONG[name][number], *EQUATIONS[name][1:]))
+        assert_same(trained(settings(loss=name)), oracle(WRONG[name][number], *EQUATIONS[name][1:], keep=keep))
+
+
+def test_the_share_of_the_reverse_divergence_is_a_parameter():
+    expected = oracle(lambda t: 0.25 * t.reverse_kl + 0.75 * t.forward_kl, over_tokens, ones, keep=True)
+    assert_same(trained(settings(loss="gkd", loss_kwargs={"reverse": 0.25})), expected)
 
 
 @pytest.mark.parametrize("name", sorted(IN_R))

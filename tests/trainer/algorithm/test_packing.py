@@ -151,6 +151,6 @@ def test_rows_become_tensors_with_the_documented_types():
 def test_ten_thousand_samples_pack_quickly():
     samples = make_samples(lognormal_lengths(10_000, 4096))
     weights = weights_of(samples)
-    started = time.perf_counter()
+    started = time.thread_time()
     pack(samples, weights, max_tokens=4096, world=8)
-    assert time.perf_counter() - started < 2.0  # 0.5 s is the requirement on a quiet machine
+    assert time.thread_time() - started < 2.0  # CPU seconds; 0.5 on a quiet machine

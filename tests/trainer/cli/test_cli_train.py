@@ -324,6 +324,10 @@ def test_a_run_trains_goes_on_and_begins_again(run):
         assert expected in first.stderr
 
     assert "is already trained" in run("@", "run.toml").stderr
+    another = run("@", "run.toml", "--trainer.args.temperature", "0.5")
+    assert another.exit_code == 2
+    assert "temperature was 1.0, is 0.5" in another.stderr
+    assert "is already trained" not in another.stderr
 
     longer = run("@", "run.toml", "--trainer.args.max_steps", "3")
     assert longer.exit_code == 0, longer.output

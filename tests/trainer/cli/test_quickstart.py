@@ -9,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 import verifiers as vf
+from verifiers.results.retokenise import text_turns
 from verifiers.testing import ScriptedClient
 from verifiers_trainer.cli import quickstart
 from verifiers_trainer.cli.quickstart import PRESETS
 from verifiers_trainer.cli.train import quickstart_command
+from verifiers_trainer.pipeline.warmup import tagged_answers
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
-from verifiers_trainer.policy.warmup import _encode, tagged_answers
 from verifiers_trainer.run.metrics_files import read_metrics
 
 FEW = {"num_train_examples": 24, "num_eval_examples": 4}
@@ -44,11 +45,11 @@ def test_every_prompt_and_right_answer_fit(name):
     env, training = environment_of(name), PRESETS[name].training
     answer, (_, tokenizer) = tagged_answers(env), get_model_and_tokenizer("builtin:tiny")
     for row in (e.row for table in (env.train_table, env.eval_table) for e in list(table)[:300]):
-        ids, labels = _encode(tokenizer, row["prompt"], answer(row))
-        num_answer = sum(label >= 0 for label in labels)
-        assert num_answer <= training["max_tokens"]
-        assert len(ids) - num_answer + training["max_tokens"] <= training["max_seq_len"]
-        assert tokenizer.unk_token_id not in ids
+        (turn,) = text_turns(row["prompt"], answer(row), None, tokenizer)
+        prompt_ids, answer_ids, _ = turn.arrays()
+        assert len(answer_ids) - 1 <= training["max_tokens"]  # the template's newline after the end token is none
+        assert len(prompt_ids) + training["max_tokens"] <= training["max_seq_len"]
+        assert tokenizer.unk_token_id not in (*prompt_ids, *answer_ids)
 
 
 def test_held_out_rows_that_are_trained_on_as_well_are_left_out():
@@ -82,8 +83,10 @@ def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
 
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     printed = json.loads(result.stdout)
-    assert (printed["step"], printed["metrics"]) == (2, summary["after"])
-    assert (summary["environment"], summary["seed"], summary["steps"]) == (name, 1, 2)
+    per_batch = 8 if preset.recipe == "best_of_group" else 1
+    assert (printed["step"], printed["metrics"]) == (2 * per_batch, summary["after"])
+    assert (summary["environment"], summary["seed"], summary["batches"]) == (name, 1, 2)
+    assert (summary["recipe"], summary["steps"]) == (preset.recipe, 2 * per_batch)
     assert 4 <= summary["warm_up_steps"] < 120  # it reached its target
     for when in ("before", "after"):
         assert (summary[when]["examples"], summary[when]["rollouts"]) == (4, 16)
@@ -92,7 +95,7 @@ def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
         assert (tmp_path / "run/eval" / when / "results.jsonl").is_file()
     assert (tmp_path / "run/learning_curve.png").stat().st_size > 10_000
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "reward/mean" in row]
-    assert len(rows) == 2
+    assert len(rows) == 2 * per_batch
     assert all(f"reward/{preset.exact}" in row for row in rows)
     for expected in (
         f"2/4 before: 16 rollouts on 4 held-out {preset.noun}",

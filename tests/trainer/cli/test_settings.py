@@ -342,7 +342,8 @@ def test_dumped_settings_train_the_same_objective(read, kind, bounds, loss):
     if bounds and bounds.split()[0] not in OBJECTIVES[loss].reads:
         return
     text = f"model = 'm'\nenv.id = 'e'\n[trainer]\nalgorithm = '{'rl' if kind is RLConfig else 'grpo'}'"
-    settings, _ = read(f"{text}\n[trainer.args]\nrun_name = 'x'\nbatch_size = 16\nloss = '{loss}'\n{bounds}")
+    teacher = "\nteacher = 't'" if OBJECTIVES[loss].component == "ref_kl" else ""
+    settings, _ = read(f"{text}\n[trainer.args]\nrun_name = 'x'\nbatch_size = 16\nloss = '{loss}'\n{bounds}{teacher}")
     config = kind(**settings.config)
     again, problems = read(to_toml(settings, config))
     assert problems == []

@@ -193,7 +193,7 @@ def test_the_loopback_of_another_machine_is_not_ours(machines):
 
 
 def test_environments_play_on_both_machines_of_a_ray_cluster(machines):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'verifiers[ray]'")
+    pytest.importorskip("ray", reason="needs the extra ray")
     ray = str(Path(sys.executable).with_name("ray"))
     short = Path("/tmp") / f"vf-ray-{os.getpid()}"  # the path of a socket has at most 107 characters
     common = ["--num-cpus", "1", "--block", "--object-store-memory", str(100 * 2**20)]

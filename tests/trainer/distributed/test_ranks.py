@@ -115,6 +115,16 @@ def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bi
     assert two[0]["epoch"] == two[1]["epoch"] == one["epoch"]
 
 
+def test_the_updates_of_a_batch_on_two_ranks_are_those_of_one(on):
+    settings = RUN | {"updates_per_batch": 2, "num_iterations": 2, "loss": "ppo", "anchor": "recomputed"}
+    two, (one,) = results(on(ranks_work.train, **settings)), results(on(ranks_work.train, **settings, world=1))
+    assert two[0]["weights"] == two[1]["weights"]
+    assert len(set(two[0]["losses"])) == 4
+    np.testing.assert_allclose(two[0]["losses"], one["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], one["values"], rtol=1e-3, atol=2e-6)
+    assert two[0]["epoch"] == two[1]["epoch"] == one["epoch"]
+
+
 def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on):
     settings = RUN | {"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 1, "packing": False}
     two = results(on(ranks_work.train, **settings))
@@ -224,8 +234,9 @@ def test_all_ranks_save_the_last_step_together_whatever_ends_the_run(on, tmp_pat
     assert (saved / "rng_1.safetensors").is_file()
 
 
-def test_a_rank_that_is_killed_ends_the_others(on):
-    ended = on(ranks_work.train, **RUN, spoil="kill")
+@pytest.mark.parametrize("when", ["kill", "kill in backward"])
+def test_a_rank_that_is_killed_ends_the_others(on, when):
+    ended = on(ranks_work.train, **RUN, spoil=when, ddp_timeout=600)  # long before that
     assert [e.exit_code for e in ended] == [1, -9]
     kind, said = ended[0].result
     assert kind == "RunError"

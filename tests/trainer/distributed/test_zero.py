@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from support.ranks import on_ranks
 from support.training import small_policy, small_trainer
 from support.training_child import PRELOADED, child_context
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.policy import checkpoint_files
 
@@ -25,7 +27,7 @@ RUN |= {"micro_batch_size": 1, "max_seq_len": 32}  # so a step has several rows 
 
 
 def needs_deepspeed():
-    pytest.importorskip("deepspeed", reason="needs deepspeed: uv pip install 'verifiers-trainer[deepspeed]'")
+    pytest.importorskip("deepspeed", reason="needs the extra deepspeed")
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +335,7 @@ def test_without_deepspeed_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fsdp.require_launchable((None, None))
     monkeypatch.setenv(deepspeed.FLAG, "true")
-    with pytest.raises(ConfigError, match=r"not installed: uv pip install 'verifiers-trainer\[deepspeed\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("verifiers-trainer", "deepspeed"))):
         fsdp.require_launchable((None, None))
 
 

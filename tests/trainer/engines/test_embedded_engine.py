@@ -454,6 +454,7 @@ async def test_a_head_in_bf16_alone_makes_them_disagree(monkeypatch):
 
 
 @pytest.mark.real
+@pytest.mark.slow  # half a minute of CPU to load the weights and to sample
 async def test_smollm2_samples_its_own_distribution():
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
 

@@ -229,6 +229,22 @@ async def test_tools_are_called_and_answered():
     assert len(merge_turns(state.rollout().turns)) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_same"),
+    [('{"b":1,"a":0}', True), ('{\n  "a": 0,\n  "b": 1\n}', True), ('{"a": 0, "b": 2}', False)],
+)
+async def test_arguments_that_are_written_again_are_the_sampled_ones(arguments, is_same):
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}\n</tool_call>'
+    server = TokenServer(said, "1")
+    client, asked, tools = server.client(), [{"role": "user", "content": "hm"}], tool_env(1).tool_defs
+    message = (await client.complete(ModelRequest(asked, "m", tools=tools, rollout_id="r"))).message
+    again = {**message, "tool_calls": [vf.ToolCall(message.tool_calls[0].id, "add", arguments)]}
+    result = {"role": "tool", "content": "1", "tool_call_id": message.tool_calls[0].id}
+    await client.complete(ModelRequest([*asked, again, result], "m", tools=tools, rollout_id="r"))
+    first, second = server.prompts()
+    assert second.startswith(f"{first}{said}<|im_end|>") is is_same
+
+
 async def test_thoughts_are_set_apart_when_asked():
     server = TokenServer("<think>a</think>1")
     state = await played(talk(), server.client(), extra_body={"separate_reasoning": True, "top_k": 3})

@@ -19,6 +19,7 @@ from verifiers_trainer.engines.vllm.control import server_urls
 from verifiers_trainer.engines.vllm.features import FIRST, features_of, parse_version
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES, shares_device
+from verifiers_trainer.engines.vllm.weights.protocol import run_and_version
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.run.context import server_of
 from verifiers_trainer.settings.config import RLConfig
@@ -265,6 +266,38 @@ def test_where_to_sample_follows_from_the_settings(settings, url):
 def test_settings_that_cannot_be_are_refused_together(tmp_path, settings, said):
     with pytest.raises(ConfigError, match=said):
         small_config(tmp_path, **settings).resolve()
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+def test_two_runs_that_took_one_server_at_the_same_time_never_take_the_others_tokens(tmp_path, version):
+    """Both looked before either had pushed. Each repairs what the other did, and gives up after some repairs."""
+
+    def first_token(trainer):
+        arguments = {"return_weight_versions": True, "max_tokens": 2}
+        request = ModelRequest([UserMessage("a")], "", sampling_args=arguments, require_tokens=True)
+        response = asyncio.run(trainer.engine.open_client().complete(request))
+        owner, _ = run_and_version(int(server.label))
+        return owner, response.version
+
+    settings = {"use_lora": False, "sync_timeout": 10.0}
+    with served(version=version) as server:
+        one, two = (trainer_of(server, tmp_path / name, **settings) for name in "ab")
+        with one, two:
+            one.start_engine()
+            two.start_engine()
+            runs = one.engine.run, two.engine.run
+            assert [first_token(trainer) for trainer in (one, two, one)] == [(runs[0], 0), (runs[1], 0), (runs[0], 0)]
+
+            repair = one.engine._send_again
+
+            def and_lose_it_again(*rest):
+                repair(*rest)
+                server.label = str(int(server.label) ^ 1 << 60)
+
+            one.engine._send_again = and_lose_it_again
+            server.label = str(int(server.label) ^ 1 << 60)
+            with pytest.raises(WeightSyncError, match=r"again after 3 repairs.*give each a server of its own"):
+                first_token(one)
 
 
 def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_and_no_other_run(caplog):

@@ -14,7 +14,6 @@ from verifiers_trainer.policy.builtin_models import (
     build_tiny_tokenizer,
     load_smollm2,
     smollm2_folder,
-    user_cache_folder,
 )
 
 
@@ -106,7 +105,7 @@ def test_saved_and_loaded_again_both_are_the_same(tmp_path):
 
 def test_without_its_package_smollm2_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(builtin_models, "_WEIGHTS_PACKAGE", "a-package-nobody-has")
-    with pytest.raises(ConfigError, match=r"verifiers-trainer\[smollm2\]"):
+    with pytest.raises(ConfigError, match=r"packages/trainer\[smollm2\]"):
         load_smollm2(tmp_path)
 
 
@@ -128,9 +127,3 @@ def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reuse
     monkeypatch.setattr(builtin_models, "_convert_gguf", lambda weights, target: calls.append(weights.suffix))
     assert smollm2_folder(tmp_path) == smollm2_folder(tmp_path)
     assert calls == [".gguf"]
-
-
-def test_the_cache_follows_the_platform(monkeypatch, tmp_path):
-    monkeypatch.setattr(builtin_models.sys, "platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_cache_folder() == tmp_path / "verifiers"

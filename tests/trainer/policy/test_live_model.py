@@ -14,6 +14,9 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.policy.live_model import HELD
 
+LIKELIEST = {"temperature": 0.0, "max_tokens": 4}
+"""A sampled token may be a tag, which earns a part of the format's reward."""
+
 
 def env():
     parser = vf.XMLParser(["answer"])
@@ -25,7 +28,9 @@ def test_the_documented_evaluation_of_a_model_object(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "not used")
     model, task = small_policy(), env()
     for row in task.get_dataset():
-        completion, state = task.rollout(model=model, prompt=row["prompt"], answer=row["answer"], max_tokens=4)
+        completion, state = task.rollout(
+            model=model, prompt=row["prompt"], answer=row["answer"], sampling_args=LIKELIEST
+        )
         assert completion[0]["role"] == "assistant"
         assert state["error"] is None
         scores = task.rubric.score_rollout_sync(

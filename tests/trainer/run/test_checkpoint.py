@@ -1,10 +1,12 @@
 """A checkpoint is whole or absent: damage is found, planted files are not opened, the last good one is never lost."""
 
+import importlib
 import json
 import logging
 import pickle
 import random
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -204,6 +206,39 @@ def test_another_configuration_is_refused_with_every_difference(folder):
 def test_other_examples_are_another_run(folder):
     with pytest.raises(RunMismatch, match="examples was"):
         small_trainer(folder, toy_env(count=41), **STEPS | {"max_steps": 6}).train(resume_from_checkpoint=True)
+
+
+def test_edited_source_of_the_environment_is_another_run_unless_accepted_and_then_recorded(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "edited_reward.py"
+    code = "def share(completion):\n    return float(sum(c.isdigit() for c in completion[-1]['content']))\n"
+    source.write_text(code)
+    settings = STEPS | {"max_steps": 2}
+
+    def trainer(**more):
+        monkeypatch.delitem(sys.modules, "edited_reward", raising=False)
+        reward = importlib.import_module("edited_reward").share
+        return small_trainer(tmp_path / "run", toy_env(reward), **settings | {"max_steps": 4} | more)
+
+    run(trainer(max_steps=2))
+    source.write_text(f"{code}# edited\n")
+    with pytest.raises(
+        RunMismatch, match=r"other code: edited_reward\.py changed since.*accept_changed_code"
+    ) as raised:
+        trainer().train(resume_from_checkpoint=True)
+    assert set(raised.value.differences) == {"code"}
+    with pytest.raises(RunMismatch, match=r"temperature was 1\.0, is 0\.9; edited_reward\.py changed"):
+        trainer(temperature=0.9, accept_changed_code=True).train(resume_from_checkpoint=True)
+
+    run(trainer(accept_changed_code=True), resume_from_checkpoint=True)
+    assert "continuing although edited_reward.py changed" in caplog.text
+    saved = json.loads((tmp_path / "run" / "checkpoint-4" / "rl_state.json").read_text())["configuration"]
+    assert saved["changed_code"] == ["edited_reward.py"]
+    again = trainer(max_steps=6)
+    again.checkpoints.starting_point(True)  # the accepted code is the run's now
+    assert again.checkpoints.changed_code == ["edited_reward.py"]
 
 
 def test_a_run_says_its_whole_objective_and_every_checkpoint_has_it(tmp_path, caplog):

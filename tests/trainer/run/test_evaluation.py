@@ -1,6 +1,7 @@
 """Evaluations before, during and after training: same engine, fixed weights, results kept, failures survived."""
 
 import json
+import math
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_another_environment_and_its_own_sampling(tmp_path):
     assert all(len(row["completion"][-1]["content"]) <= 20 for row in stored)
     assert metrics["eval_truncated"] > 0.5
     assert metrics["eval_tokens"] == 10
-    assert metrics["eval_pass_at_1"] == 0.0
+    assert math.isnan(metrics["eval_pass_at_1"])  # the reward is graded, and no success metric is named
 
 
 def test_rows_and_a_prefix_of_ones_own(tmp_path):

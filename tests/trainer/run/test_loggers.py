@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_config, small_trainer, toy_env
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.run import trackers
 from verifiers_trainer.run.metrics_files import MetricsFile, read_metrics, write_completions
 from verifiers_trainer.run.plot import draw_learning_curve, running_mean
@@ -161,7 +162,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded(tmp
     with pytest.raises(ConfigError, match="cannot load the"):
         RLTrainer("no/such-model", toy_env(), small_config(tmp_path, report_to=["wandb", "trackio"]))
     for name in ("wandb", "trackio"):
-        sentence = f"{name} is not installed and gets no numbers: pip install 'verifiers-trainer[{name}]'"
+        sentence = f"{name} is not installed and gets no numbers: {install_line('verifiers-trainer', name)};"
         assert caplog.text.count(sentence) == 1
 
 

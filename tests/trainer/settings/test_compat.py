@@ -30,8 +30,9 @@ ROWS = [
     ("generation_batch_size", 64, {"max_concurrent": 64}),
     ("generation_batch_size", 4096, {"max_concurrent": 1024}),
     ("generation_batch_size", None, {}),
-    ("steps_per_generation", 4, {"max_off_policy_steps": 3}),
-    ("steps_per_generation", 1, {"max_off_policy_steps": 1}),
+    ("ppo_mini_batch_size", 8, {}),
+    ("steps_per_generation", 4, {"updates_per_batch": 4}),
+    ("steps_per_generation", None, {}),
     ("vllm_guided_decoding_regex", "a+", {"guided_regex": "a+"}),
     ("wandb_log_unique_prompts", True, {"log_unique_prompts": True}),
     ("use_liger_kernel", False, {"use_liger": False}),
@@ -268,3 +269,35 @@ def test_lora_defaults_are_over_the_attention_projections():
     assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 16, 0.1)
     assert config.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert str(config.task_type) == "CAUSAL_LM" or config.task_type.value == "CAUSAL_LM"
+
+
+# --- updates of a batch -----------------------------------------------------------------------------------------
+
+
+def test_examples_of_an_update_become_updates_of_a_batch_when_the_batch_is_known():
+    config = RLConfig(ppo_mini_batch_size=4, rollouts_per_example=8)
+    config.batch_size = 128  # set later: 16 examples
+    for _ in range(2):
+        config.resolve()
+        assert (config.updates_per_batch, config.ppo_mini_batch_size) == (4, 4)
+    with pytest.raises(ConfigError, match=r"ppo_mini_batch_size is 5, .* must divide the 16"):
+        RLConfig(ppo_mini_batch_size=5, rollouts_per_example=8, batch_size=128).resolve()
+    with pytest.raises(ConfigError, match="ppo_mini_batch_size 4 means 4 updates of a batch"):
+        RLConfig(ppo_mini_batch_size=4, rollouts_per_example=8, batch_size=128, updates_per_batch=2).resolve()
+
+
+def test_steps_per_generation_counts_micro_batches_as_grpo_scripts_do():
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 8}
+    config = GRPOConfig(**settings, steps_per_generation=8)
+    for _ in range(2):
+        config.resolve(2)
+        assert (config.updates_per_batch, config.batch_size) == (2, 4 * 2 * 8)
+    assert rollouts_per_step(2, **settings) == (32, 4)  # negative control: an update is what a step was
+    assert rollouts_per_step(batch_size=64, updates_per_batch=4, num_generations=8) == (64, 8)
+    with pytest.raises(ConfigError, match="steps_per_generation 6 is not a multiple of gradient_accumulation_steps 4"):
+        GRPOConfig(**settings, steps_per_generation=6).resolve()
+
+
+def test_more_updates_than_rollouts_are_refused():
+    with pytest.raises(ConfigError, match="updates_per_batch 17 divides a batch of 16 rollouts"):
+        RLConfig(batch_size=16, updates_per_batch=17, max_steps=17).resolve()

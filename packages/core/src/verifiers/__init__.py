@@ -23,7 +23,10 @@ __version__ = "0.2.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
-    "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup",
+    "environments": (
+        "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv HarborEnv EnvGroup"
+    ),
+    "environments.agents": "Agent AgentEnv model_gateway",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "rollouts.decorators": "stop setup cleanup teardown reward metric advantage",
@@ -40,11 +43,12 @@ _MODULES: dict[str, str] = {
         "export_trajectories"
     ),
     "clients": (
-        "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient as_client use_client "
-        "load_endpoints"
+        "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient OpenAIResponsesClient "
+        "AnthropicMessagesClient as_client use_client load_endpoints"
     ),
     "environments.registry": "load_environment list_environments",
-    "checks": "check_environment",
+    "checks": "audit_environment check_environment",
+    "view.opening": "open_view",
     "checks.chat_template": "check_increasing_context",
     "data.example_sets": "load_example_dataset",
     "runtime.logs": "setup_logging log_level quiet_verifiers",
@@ -55,10 +59,10 @@ _MODULES: dict[str, str] = {
     "errors": (
         "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment EnvironmentLoadError "
         "RunBusy RunMismatch RolloutError ModelError RateLimited ModelUnavailable ModelRefused MalformedResponse "
-        "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError ToolError "
+        "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError AgentError ToolError "
         "ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError SandboxUnavailable SandboxLimit "
-        "RunError JournalError TooManyFaults AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError "
-        "CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
+        "RunError JournalError TooManyFaults BudgetExhausted AuthenticationFailed ModelNotFound EndpointUnreachable "
+        "WeightSyncError CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
     ),
 }
 _HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()}
@@ -112,9 +116,10 @@ def _from_trainer(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "verifiers_trainer":
             raise
+        from verifiers.runtime.install_lines import install_line
+
         raise AttributeError(
-            f"vf.{name} is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
-            "uv sync --group train"
+            f"vf.{name} is in the trainer, which is not installed: {install_line('verifiers-trainer')}"
         ) from None
     return getattr(trainer, name)
 

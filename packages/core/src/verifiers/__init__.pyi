@@ -8,14 +8,16 @@ from verifiers import results as results
 from verifiers import rubrics as rubrics
 from verifiers import testing as testing
 from verifiers import types as types
-from verifiers.checks import check_environment
+from verifiers.checks import audit_environment, check_environment
 from verifiers.checks.chat_template import check_increasing_context
 from verifiers.clients import (
+    AnthropicMessagesClient,
     Client,
     ClientConfig,
     EndpointConfig,
     OpenAIChatCompletionsClient,
     OpenAICompletionsClient,
+    OpenAIResponsesClient,
     as_client,
     load_endpoints,
     use_client,
@@ -32,6 +34,7 @@ from verifiers.data.text import (
 from verifiers.environments import (
     EnvGroup,
     Environment,
+    HarborEnv,
     MultiTurnEnv,
     PythonEnv,
     SandboxEnv,
@@ -39,13 +42,16 @@ from verifiers.environments import (
     StatefulToolEnv,
     ToolEnv,
 )
+from verifiers.environments.agents import Agent, AgentEnv, model_gateway
 from verifiers.environments.integrations import GymEnv as GymEnv
 from verifiers.environments.integrations import MCPEnv as MCPEnv
 from verifiers.environments.integrations import ReasoningGymEnv as ReasoningGymEnv
 from verifiers.environments.integrations import TextArenaEnv as TextArenaEnv
 from verifiers.environments.registry import list_environments, load_environment
 from verifiers.errors import (
+    AgentError,
     AuthenticationFailed,
+    BudgetExhausted,
     CheckpointError,
     ConfigError,
     DatasetError,
@@ -124,6 +130,7 @@ from verifiers.types import (
     Usage,
     UserMessage,
 )
+from verifiers.view.opening import open_view
 from verifiers_trainer import GRPOConfig as GRPOConfig
 from verifiers_trainer import GRPOTrainer as GRPOTrainer
 from verifiers_trainer import RLConfig as RLConfig
@@ -137,8 +144,13 @@ from verifiers_trainer import lora_defaults as lora_defaults
 __all__ = [
     "BOXED_SYSTEM_PROMPT",
     "THINK_BOXED_SYSTEM_PROMPT",
+    "Agent",
+    "AgentEnv",
+    "AgentError",
+    "AnthropicMessagesClient",
     "AssistantMessage",
     "AuthenticationFailed",
+    "BudgetExhausted",
     "CheckpointError",
     "Client",
     "ClientConfig",
@@ -156,6 +168,7 @@ __all__ = [
     "GenerateMetadata",
     "GenerateOutputs",
     "GenerationStalled",
+    "HarborEnv",
     "ImageUrlContentPart",
     "Info",
     "InfraError",
@@ -178,6 +191,7 @@ __all__ = [
     "NonFiniteLoss",
     "OpenAIChatCompletionsClient",
     "OpenAICompletionsClient",
+    "OpenAIResponsesClient",
     "OverlongPromptError",
     "Parser",
     "ProcessedOutputs",
@@ -233,6 +247,7 @@ __all__ = [
     "XMLParser",
     "advantage",
     "as_client",
+    "audit_environment",
     "check_environment",
     "check_increasing_context",
     "cleanup",
@@ -248,6 +263,8 @@ __all__ = [
     "log_level",
     "make_dataset",
     "metric",
+    "model_gateway",
+    "open_view",
     "print_prompt_completions_sample",
     "quiet_verifiers",
     "reward",

@@ -57,8 +57,15 @@ RUBRIC_METHODS = {
 """Older methods of rubrics; see ``legacy_methods``."""
 SCORE_FIELDS = f"{_SCORING}:score_fields"
 """Reads the arguments of ``score_rollout`` when they are not one ``State``."""
+SCORE_COLUMNS = f"{_SCORING}:score_group_by_columns"
+"""Scores a group by an overridden ``score_rollouts``."""
+RUBRIC_PROPERTIES = {"reward_funcs": "funcs", "reward_weights": "weights"}
+"""Older names of attributes of rubrics, which may be assigned."""
 SCORE_DICTS = f"{_SCORING}:score_dicts"
 """Scores plain dicts passed to ``score_group``."""
+
+TEMPLATE_CLIENT = ("verifiers.legacy.template_client", "TemplateClient")
+"""Base of a subclass of ``Client`` that defines no ``complete``: module, class."""
 
 ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
@@ -71,6 +78,7 @@ ENDPOINT_KEYS = {
     "key": "api_key_var",
     "type": "client_type",
     "api_client_type": "client_type",
+    "extra_headers": "headers",
 }
 """Keys of an endpoint registry, also for ``group[key]``."""
 
@@ -85,17 +93,14 @@ NAMES = {
 
 _EDITION = "it is not part of this edition"
 LATER = {
-    "HarborEnv": f"{_EDITION}; write a vf.MultiTurnEnv around the task's commands",
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
-    "CliAgentEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
+    "CliAgentEnv": f"{_EDITION}; a vf.AgentEnv with a command runs an agent's program in a sandbox",
     "RLMEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that asks the model again",
     "OpenEnvEnv": f"{_EDITION}; a vf.GymEnv steps anything with reset and step",
     "OpenCodeEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
     "ComposableEnv": f"{_EDITION}; a vf.EnvGroup combines environments",
-    "AnthropicMessagesClient": f"{_EDITION}; any object with complete(request) is a vf.Client",
-    "OpenAIResponsesClient": f"{_EDITION}; use vf.OpenAIChatCompletionsClient",
     "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
-    "NeMoRLChatCompletionsClient": f"{_EDITION}; use vf.OpenAIChatCompletionsClient",
+    "NeMoRLChatCompletionsClient": "it is not a name of verifiers itself; import it from verifiers.clients",
     "OpenAIChatCompletionsTokenClient": "it is not needed: vf.OpenAIChatCompletionsClient keeps the ids the server saw",
     "start_server": f"{_EDITION}; environments run in the process of their caller",
     "stop_server": f"{_EDITION}; environments run in the process of their caller",
@@ -105,6 +110,74 @@ LATER = {
     "Harness": f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment",
 }
 """Names of ``verifiers`` that only older versions had, with their replacements."""
+
+LATER_MODULES = {
+    "serve": f"{_EDITION}; environments run in the process of their caller, or in workers (num_workers=)",
+    "utils.serve_utils": f"{_EDITION}; environments run in the process of their caller",
+    "utils.thread_utils": f"{_EDITION}; Environment(max_workers=) bounds the threads of rewards and tools",
+}
+"""Modules below ``verifiers`` that only older versions had, with their replacements; they raise ImportError."""
+
+_RUN_FOLDER = "a run's folder is results.metadata.path_to_save; name it with results_path="
+_SUMMARY = "results.summary() has the numbers, and verifiers.utils.eval_utils.print_results prints them"
+_CONFIG = "pass vf.ClientConfig(...) as the client, or make an AsyncOpenAI yourself"
+_FORMAT = "format numbers with an f-string"
+_LOGGING = "use logging.getLogger, and vf.setup_logging"
+SUBSTITUTES: dict[str, dict[str, str]] = {
+    "envs.environment": {"get_results_path": _RUN_FOLDER},
+    "envs.multiturn_env": {"MultiTurnMonitorRubric": "write a vf.metric that returns len(state['trajectory'])"},
+    "envs.sandbox_env": {"SandboxMonitorRubric": "write a vf.metric over state['trajectory']"},
+    "envs.tool_env": {"ToolMonitorRubric": "tool environments count their calls; vf.ToolRubric does elsewhere"},
+    "types": {
+        "EvalConfig": "env.evaluate takes its fields as keywords",
+        "EvalRunConfig": "env.evaluate takes its fields as keywords",
+        "CustomBaseModel": "subclass pydantic.BaseModel",
+        "VersionInfo": "env.env_version and verifiers.__version__ are texts",
+        "TimeSpan": "state['timing'] has the times in milliseconds, generation_ms and others",
+        "TimeSpans": "state['timing'] has the times in milliseconds, generation_ms and others",
+    },
+    "utils.client_utils": {
+        "setup_openai_client": _CONFIG,
+        "setup_http_client": _CONFIG,
+        "resolve_client_config": _CONFIG,
+        "resolve_client_configs": _CONFIG,
+        "load_prime_config": "keys are read from the variable that ClientConfig(api_key_var=) names",
+    },
+    "utils.eval_utils": {
+        **dict.fromkeys("print_rewards print_info print_timing print_usage".split(), _SUMMARY),
+        "save_to_disk": "results.save(path)",
+        "save_rollout_results": "results.save(path)",
+        "get_hf_hub_dataset_name": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
+        "sanitize_metadata": "results.metadata is plain data",
+        "quiet_datasets": "datasets.disable_progress_bars()",
+        "to_col_order": "results.to_dataset() has an order of its own",
+        "get_env_outputs": "results.filter(lambda row: row['task'] == NAME)",
+        "filter_inputs": "env.evaluate(results_path=) resumes a run",
+        "resolve_endpoints_file": "vf.load_endpoints(path) reads a file",
+        "get_log_level": "vf.log_level",
+    },
+    "utils.logging_utils": {
+        "print_time": _FORMAT,
+        "print_size": _FORMAT,
+        "truncate": "slice the text",
+        "log_once": _LOGGING,
+        "warning_once": _LOGGING,
+        "JsonFormatter": _LOGGING,
+    },
+    "utils.path_utils": {
+        **dict.fromkeys("get_results_path get_eval_results_path get_eval_runs_dir".split(), _RUN_FOLDER),
+        "get_gepa_results_path": f"GEPA: {_EDITION}",
+        "write_temp_file": "tempfile.NamedTemporaryFile",
+    },
+    "utils.save_utils": {
+        "get_hf_hub_dataset_name": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
+        "push_results_to_hf_hub": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
+        "sanitize_metadata": "results.metadata is plain data",
+        "is_json_serializable": "verifiers.utils.save_utils.make_serializable converts anything",
+        "serialize_timing": "timing of a saved rollout is plain data",
+    },
+}
+"""Module below ``verifiers`` -> its names that this edition does not have, with their replacements."""
 
 MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
@@ -127,6 +200,10 @@ MODULES: dict[str, str] = {
     "rubrics.experimental": "verifiers.rubrics",
     "rubrics.experimental.hybrid_math_rubric": "verifiers.rubrics.hybrid_math_rubric",
     "clients.client": "verifiers.clients.protocol",
+    "clients.openai_chat_completions_client": "verifiers.clients.http",
+    "clients.openai_completions_client": "verifiers.clients.http",
+    "clients.openai_responses_client": "verifiers.clients.streamed",
+    "clients.anthropic_messages_client": "verifiers.clients.streamed",
     "trainers": "verifiers_trainer",
     "rl": "verifiers_trainer",
     "rl.trainer": "verifiers_trainer",
@@ -140,7 +217,9 @@ MODULES: dict[str, str] = {
     "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.runtime.sync_async",
+    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.sync_async",
+    "utils.client_utils": "",
+    "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",
     "utils.env_utils": "verifiers.environments.registry",
     "utils.error_utils": "",
@@ -148,48 +227,77 @@ MODULES: dict[str, str] = {
     "utils.install_utils": "verifiers.environments.registry",
     "utils.logging_utils": "verifiers.runtime.logs verifiers.results",
     "utils.message_utils": "verifiers.data.messages",
-    "utils.metric_utils": "verifiers.results.statistics",
+    "utils.metric_utils": "verifiers.legacy.metrics verifiers.results.statistics",
     "utils.path_utils": "",
     "utils.response_utils": "",
     "utils.save_utils": "verifiers.results.rows",
     "utils.tool_utils": "verifiers.data.tool_schema",
-    "utils.usage_utils": "",
+    "utils.usage_utils": "verifiers.legacy.usage",
 }
 """Module below ``verifiers`` -> the modules that have its names now, searched in this order after ``MODULE_NAMES``."""
 
 _CONVERSATIONS = "verifiers.legacy.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
     "rl.trainer.orchestrator": {"Orchestrator": "verifiers_trainer.pipeline.pipeline:Pipeline"},
+    "errors": {
+        "Error": "verifiers.errors:RolloutError",
+        "InvalidModelResponseError": "verifiers.errors:MalformedResponse",
+    },
     "types": {
         "RolloutTiming": "verifiers.rollouts.state:Timing",
-        "EndpointClientConfig": "verifiers.clients:EndpointConfig",
-        "ResponseMessage": "verifiers.types:AssistantMessage",
+        "EndpointClientConfig": "verifiers.clients:ClientConfig",
         "ImageUrlSource": "verifiers.types:AttributeDict",
         "InputAudioSource": "verifiers.types:AttributeDict",
         "ChatCompletion": "openai.types.chat:ChatCompletion",
         "Completion": "openai.types:Completion",
+        **{
+            name: f"verifiers.legacy.type_names:{name}"
+            for name in (
+                "MessageType ChatMessages ClientType FinishReason MessageContent ContentPart GenericContentPart "
+                "ThinkingBlock JsonPrimitive IndividualRewardFunc GroupRewardFunc StartCallback ProgressCallback "
+                "LogCallback TokenUsage Endpoint Endpoints"
+            ).split()
+        },
     },
-    "clients": {"resolve_client": "verifiers.clients:as_client"},
+    "clients": {
+        "resolve_client": "verifiers.clients:as_client",
+        "NeMoRLChatCompletionsClient": "verifiers.legacy.nemo_client:NeMoRLChatCompletionsClient",
+    },
     "clients.client": {"resolve_client": "verifiers.clients:as_client"},
     "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
-    "utils.async_utils": {
-        "maybe_semaphore": f"{_CONVERSATIONS}:maybe_semaphore",
-        "NullAsyncContext": "contextlib:nullcontext",
-    },
     "utils.data_utils": {"format_dataset": f"{_CONVERSATIONS}:format_dataset"},
     "utils.message_utils": {
-        name: f"{_CONVERSATIONS}:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")
+        **{name: f"{_CONVERSATIONS}:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")},
+        **{
+            name: f"verifiers.legacy.raw_messages:{name}"
+            for name in (
+                "from_raw_message from_raw_content_part normalize_messages maybe_normalize_messages "
+                "message_to_printable messages_to_printable serialize_message_for_output "
+                "serialize_messages_for_output format_messages"
+            ).split()
+        },
+    },
+    "utils.config_utils": {
+        "ensure_keys": "verifiers.data.text:ensure_keys",
+        "MissingKeyError": "verifiers.errors:MissingKeyError",
     },
     "utils.tool_utils": {
         "convert_func_to_oai_tool": "verifiers.data.tool_schema:tool_from_function",
         "convert_func_to_tool_def": "verifiers.data.tool_schema:tool_from_function",
     },
+    "rubrics.judge_rubric": {"DEFAULT_JUDGE_PROMPT": "verifiers.legacy.prompts:DEFAULT_JUDGE_PROMPT"},
+    "rubrics.experimental.hybrid_math_rubric": {
+        "DEFAULT_JUDGE_PROMPT": "verifiers.rubrics.judging:MATH_VERDICT_PROMPT"
+    },
     "utils.response_utils": {
         name: f"{_CONVERSATIONS}:{name}"
-        for name in ("parse_response_messages", "parse_response_tokens", "parse_is_truncated")
+        for name in ("parse_response_message", "parse_response_messages", "parse_response_tokens", "parse_is_truncated")
     },
-    "utils.error_utils": {name: f"{_CONVERSATIONS}:{name}" for name in ("ErrorChain", "get_vf_error_chain")},
+    "utils.error_utils": {
+        name: f"{_CONVERSATIONS}:{name}"
+        for name in ("ErrorChain", "get_error_chain", "get_vf_error_chain", "error_info", "error_type_name")
+    },
     "utils.install_utils": {
         name: f"verifiers.legacy.commands:{name}"
         for name in (
@@ -208,15 +316,15 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
             name: f"verifiers.legacy.saving:{name}"
             for name in (
                 "GenerateOutputsBuilder states_to_outputs load_outputs save_outputs save_new_outputs save_metadata "
-                "validate_resume_metadata extract_usage_tokens"
+                "validate_resume_metadata"
             ).split()
         },
+        "extract_usage_tokens": "verifiers.legacy.usage:extract_usage_tokens",
     },
     "utils.path_utils": {
         name: f"verifiers.legacy.saving:{name}"
         for name in ("is_valid_eval_results_path", "find_latest_incomplete_eval_results_path")
     },
-    "utils.usage_utils": {"extract_usage_tokens": "verifiers.legacy.saving:extract_usage_tokens"},
 }
 """Module below ``verifiers`` -> its names that were renamed or moved: ``module:name``."""
 
@@ -251,6 +359,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Parameters of `JudgeRubric`", JUDGE_PARAMETERS),
     ("Hooks of sandbox environments", SANDBOX_HOOKS),
     ("Methods of rubrics", RUBRIC_METHODS),
+    ("Attributes of rubrics", RUBRIC_PROPERTIES),
     ("Methods of environments that older trainers call", ENVIRONMENT_METHODS),
     ("Parameters of `process_env_results`", TOKENIZER),
     ("Metrics of older files", METRICS),
@@ -262,6 +371,11 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
         {f"verifiers.{module}.{name}": home for module, names in MODULE_NAMES.items() for name, home in names.items()},
     ),
     ("Not in this edition", LATER),
+    ("Modules not in this edition", {f"verifiers.{module}": how for module, how in LATER_MODULES.items()}),
+    (
+        "Names of modules not in this edition",
+        {f"verifiers.{module}.{name}": how for module, names in SUBSTITUTES.items() for name, how in names.items()},
+    ),
 )
 """(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may define one too."""
 
@@ -287,6 +401,19 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
         call.__name__ = old
         call.__doc__ = f"Older form; see ``{new}``."
         setattr(cls, old, call)
+
+
+def legacy_properties(cls: type, table: Mapping[str, str]) -> None:
+    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present ones."""
+    for old, new in table.items():
+
+        def read(self: object, _new: str = new) -> Any:
+            return getattr(self, _new)
+
+        def assign(self: object, value: object, _new: str = new) -> None:
+            setattr(self, _new, value)
+
+        setattr(cls, old, property(read, assign, doc=f"Older name of ``{new}``."))
 
 
 def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:

@@ -8,11 +8,11 @@
     ├─ RolloutError               failure of one rollout: recorded on it, never raised by a run
     │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
     │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
-    │   ├─ EnvironmentFault · RolloutTimeout · ScoringError
+    │   ├─ EnvironmentFault · RolloutTimeout · ScoringError · AgentError
     │   ├─ ToolError: ToolParseError · ToolCallError
     │   └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit
     └─ RunError                   the run cannot continue; everything acknowledged is on disk; commands exit 3
-        ├─ JournalError · TooManyFaults
+        ├─ JournalError · TooManyFaults · BudgetExhausted
         ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: correctable by the user)
         └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
 
@@ -187,6 +187,10 @@ class ToolCallError(ToolError):
     """A tool raised."""
 
 
+class AgentError(RolloutError):
+    """An agent program could not be started, failed, or never called the model."""
+
+
 class InfraError(RolloutError):
     """The infrastructure of the rollout failed; running it again may help."""
 
@@ -234,6 +238,10 @@ class JournalError(RunError):
 
 class TooManyFaults(RunError):
     """Consecutive rollouts failed with one cause (``cause``, ``count``)."""
+
+
+class BudgetExhausted(RunError):
+    """The next request does not fit into what the run may spend (``max_cost_usd``, ``max_total_tokens``)."""
 
 
 class AuthenticationFailed(RunError):

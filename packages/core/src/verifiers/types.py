@@ -10,12 +10,14 @@ Sampled token ids and log-probabilities are numpy arrays exactly as the server s
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -45,7 +47,7 @@ class AttributeDict(dict[str, Any]):
         return _restore, (type(self), dict(self))
 
 
-def _restore(cls: type[dict[str, Any]], items: dict[str, Any]) -> dict[str, Any]:
+def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
     restored = cls.__new__(cls)
     dict.update(restored, items)
     return restored
@@ -91,6 +93,10 @@ class Message(dict[str, Any]):
         """The message as a plain dict (the spelling of pydantic messages)."""
         return dict(self)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with the fields of ``update`` (the spelling of pydantic messages)."""
+        return _restore(type(self), {**(copy.deepcopy(dict(self)) if deep else self), **(update or {})})  # type: ignore[no-any-return]
+
     @classmethod
     def from_path(cls, path: str | Path) -> Message:
         """A message whose content is the text of a file, for example ``SystemMessage.from_path("prompt.txt")``."""
@@ -115,8 +121,8 @@ class SystemMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Content):
-        super().__init__(role="system", content=content)
+    def __init__(self, content: Content, role: Literal["system"] = "system"):
+        super().__init__(role=role, content=content)
 
 
 class UserMessage(Message):
@@ -128,18 +134,46 @@ class UserMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Content):
-        super().__init__(role="user", content=content)
+    def __init__(self, content: Content, role: Literal["user"] = "user"):
+        super().__init__(role=role, content=content)
 
 
 class AssistantMessage(Message):
     """A message of the model; ``content`` may be None only with ``tool_calls``.
 
+    As the message of a ``Response`` it also has that response's ``finish_reason``, ``is_truncated`` and ``tokens``,
+    which are no keys of the message; they are None without a response.
+
     >>> vf.AssistantMessage("It is 4.", reasoning_content="2 + 2")
     {'role': 'assistant', 'content': 'It is 4.', 'reasoning_content': '2 + 2'}
     """
 
-    __slots__ = ()
+    __slots__ = ("_response",)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the model stopped; None without a response."""
+        response = self._of()
+        return None if response is None else response.finish_reason
+
+    @property
+    def is_truncated(self) -> bool | None:
+        """Whether a length limit truncated it; None without a response."""
+        response = self._of()
+        return None if response is None else response.finish_reason == "length"
+
+    @property
+    def tokens(self) -> ResponseTokens | None:
+        """The tokens of the response; None without."""
+        response = self._of()
+        return None if response is None else response.tokens
+
+    def _of(self) -> Response | None:
+        try:
+            reference: weakref.ref[Response] = object.__getattribute__(self, "_response")
+        except AttributeError:
+            return None
+        return reference()
 
     def __init__(
         self,
@@ -147,13 +181,60 @@ class AssistantMessage(Message):
         tool_calls: Sequence[Mapping[str, Any]] | None = None,
         reasoning_content: str | None = None,
         thinking_blocks: Sequence[Any] | None = None,
+        role: Literal["assistant"] = "assistant",
     ):
         optional = {
             "tool_calls": tool_calls,
             "reasoning_content": reasoning_content,
             "thinking_blocks": thinking_blocks,
         }
-        super().__init__(_message("assistant", "" if content is None and not tool_calls else content, **optional))
+        super().__init__(_message(role, "" if content is None and not tool_calls else content, **optional))
+
+
+class ResponseMessage(AssistantMessage):
+    """The message of a ``Response`` as clients of version 0.1.12 and later build it, with what the response says of it.
+
+    >>> message = ResponseMessage("4", finish_reason="length")
+    >>> message, message.is_truncated, Response(message).finish_reason
+    ({'role': 'assistant', 'content': '4'}, True, 'length')
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(
+        self,
+        content: Content | None = None,
+        reasoning_content: str | None = None,
+        thinking_blocks: Sequence[Any] | None = None,
+        tool_calls: Sequence[Mapping[str, Any]] | None = None,
+        finish_reason: str | None = None,
+        is_truncated: bool | None = None,
+        tokens: ResponseTokens | None = None,
+        role: Literal["assistant"] = "assistant",
+    ):
+        super().__init__(content, tool_calls, reasoning_content, thinking_blocks, role)
+        reason = "length" if is_truncated else finish_reason or ("tool_calls" if tool_calls else None)
+        object.__setattr__(self, "_given", {"finish_reason": reason, "tokens": tokens})
+
+    def given(self) -> dict[str, Any]:
+        """``finish_reason`` and ``tokens`` as passed to the constructor; a response takes the tokens over."""
+        try:
+            given: dict[str, Any] = object.__getattribute__(self, "_given")
+        except AttributeError:
+            given = {}
+        return given
+
+    @property
+    def finish_reason(self) -> str | None:
+        return super().finish_reason or self.given().get("finish_reason")
+
+    @property
+    def is_truncated(self) -> bool | None:
+        return self.finish_reason == "length"
+
+    @property
+    def tokens(self) -> ResponseTokens | None:
+        return super().tokens or self.given().get("tokens")
 
 
 class ToolMessage(Message):
@@ -165,8 +246,8 @@ class ToolMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Content, tool_call_id: str):
-        super().__init__(_message("tool", content, tool_call_id=tool_call_id))
+    def __init__(self, content: Content, tool_call_id: str, role: Literal["tool"] = "tool"):
+        super().__init__(_message(role, content, tool_call_id=tool_call_id))
 
 
 class TextMessage(Message):
@@ -178,8 +259,8 @@ class TextMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: str):
-        super().__init__(_message("text", content))
+    def __init__(self, content: str, role: Literal["text"] = "text"):
+        super().__init__(_message(role, content))
 
 
 class _Function(dict[str, Any]):
@@ -204,6 +285,15 @@ class _Function(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self))
+
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """The flat fields as a plain dict (the spelling of pydantic objects)."""
+        fields = {name: self.get(name) for name in (*(("id",) if "id" in self else ()), *self.FLAT)}
+        return {name: value for name, value in fields.items() if value is not None} if exclude_none else fields
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with the flat fields of ``update`` (the spelling of pydantic objects)."""
+        return type(self)(**{**self.model_dump(), **(update or {})})
 
 
 class ToolCall(_Function):
@@ -325,26 +415,81 @@ class ModelRequest:
     rollout_id: str | None = None
     """Identifies the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
     headers: Mapping[str, str] | None = None
+    sample: str | None = None
+    """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply out of a cache."""
+    state: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    """The state of the rollout, for a client that reads it; None outside of one, and in another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelRequest, tuple(getattr(self, name) for name in self.__dataclass_fields__ if name != "state")
+
+
+class _Fields:
+    """Fields that also read by key, and the spelling of pydantic objects: for the parts of a response."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def get(self, name: str, default: object = None) -> Any:
+        return getattr(self, name) if name in self.keys() else default
+
+    def keys(self) -> Sequence[str]:
+        """Names of the fields."""
+        return tuple(self.__dataclass_fields__)  # type: ignore[attr-defined]  # of the dataclasses below
+
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """The fields as plain data."""
+        values = {name: _plain(getattr(self, name)) for name in self.keys()}
+        return {name: value for name, value in values.items() if value is not None} if exclude_none else values
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with the fields of ``update``."""
+        return replace(self, **(update or {}))  # type: ignore[type-var]  # of the dataclasses below
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.model_dump() if hasattr(value, "model_dump") else value
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one call, from the server.
+class Usage(_Fields):
+    """Token counts of one call, from the server; ``total_tokens`` is their sum.
 
     >>> vf.Usage(prompt_tokens=12, completion_tokens=3).total_tokens
     15
     """
 
     prompt_tokens: int = 0
+    """All tokens of the prompt, with those that a cache held."""
     completion_tokens: int = 0
+    """All tokens of the completion, with those of hidden reasoning."""
+    cached_tokens: int = 0
+    """Prompt tokens read from the server's cache."""
+    cache_write_tokens: int = 0
+    """Prompt tokens written to the server's cache."""
+    reasoning_tokens: int = 0
+    """Completion tokens of reasoning, where the server tells them apart."""
+    total_tokens: int = -1
 
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+    def __post_init__(self) -> None:
+        if self.total_tokens < 0:
+            object.__setattr__(self, "total_tokens", self.prompt_tokens + self.completion_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTokens:
+@dataclass(frozen=True, slots=True, init=False)
+class ResponseTokens(_Fields):
     """The tokens of one call exactly as the server processed and sampled them.
 
     >>> tokens = vf.ResponseTokens(np.array([1, 15, 9]), np.array([7, 2]), np.array([-0.1, -0.7]), version=4)
@@ -354,9 +499,55 @@ class ResponseTokens:
 
     prompt_ids: np.ndarray  # int32 [P]
     completion_ids: np.ndarray  # int32 [C]
-    completion_logprobs: np.ndarray  # float32 [C], of the processed distribution that was sampled
+    completion_logprobs: np.ndarray  # float64 or float32 [C], of the processed distribution that was sampled
     version: int | np.ndarray = -1
     """Policy version: one for the completion, or int [C] when weights changed while it was generated; -1 = unknown."""
+    routed_experts: Any = None
+    """Kept as given; nothing here reads it."""
+
+    def __init__(
+        self,
+        prompt_ids: np.ndarray | Sequence[int],
+        completion_ids: np.ndarray | Sequence[int],
+        completion_logprobs: np.ndarray | Sequence[float],
+        version: int | np.ndarray = -1,
+        routed_experts: object = None,
+        *,
+        prompt_mask: Sequence[int] | None = None,
+        completion_mask: Sequence[int] | None = None,
+    ):
+        """Lists become arrays. *Raises* ValueError for masks other than those that the ids imply."""
+        assign = object.__setattr__
+        assign(self, "prompt_ids", np.asarray(prompt_ids, np.int32))
+        assign(self, "completion_ids", np.asarray(completion_ids, np.int32))
+        assign(self, "completion_logprobs", float_array(completion_logprobs))
+        assign(self, "version", version)
+        assign(self, "routed_experts", routed_experts)
+        for name, mask in (("prompt_mask", prompt_mask), ("completion_mask", completion_mask)):
+            if mask is not None and list(mask) != getattr(self, name):
+                raise ValueError(f"{name} of a response is {getattr(self, name)[:1]} for each of its tokens")
+
+    @property
+    def prompt_mask(self) -> list[int]:
+        """0 for every token of the prompt."""
+        return [0] * len(self.prompt_ids)
+
+    @property
+    def completion_mask(self) -> list[int]:
+        """1 for every token of the completion."""
+        return [1] * len(self.completion_ids)
+
+    def keys(self) -> Sequence[str]:
+        """Names of the fields, with the two masks."""
+        return (
+            "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs version routed_experts".split()
+        )
+
+
+def float_array(values: np.ndarray | Sequence[float]) -> np.ndarray:
+    """An array of floats as it is, float32 or float64; other numbers as float64."""
+    array = np.asarray(values)
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +567,8 @@ class Choice:
     finish_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Response(_Fields):
     """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI objects.
 
     >>> response = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
@@ -400,6 +591,24 @@ class Response:
     """The provider's response object; only with the run option ``keep_raw_responses``."""
     tokens_missing: str = ""
     """Why there are no tokens: ``3 log-probabilities for 5 tokens``."""
+
+    def __post_init__(self) -> None:
+        message = self.message
+        if isinstance(message, ResponseMessage):
+            given = message.given()
+            tokens = given.pop("tokens", None)  # held once, here
+            object.__setattr__(self, "finish_reason", given.get("finish_reason") or self.finish_reason)
+            object.__setattr__(self, "tokens", tokens if self.tokens is None else self.tokens)
+        if self.usage is None:
+            object.__setattr__(self, "usage", Usage())
+        if not isinstance(message, AssistantMessage):
+            message = _restore(AssistantMessage, message)
+            object.__setattr__(self, "message", message)
+        object.__setattr__(message, "_response", weakref.ref(self))
+
+    def keys(self) -> Sequence[str]:
+        """Names of the fields that an older response had."""
+        return "id created model usage message finish_reason tokens".split()
 
     @property
     def choices(self) -> list[Choice]:
@@ -501,7 +710,7 @@ class Rollout:
     """
 
     turns: tuple[Turn, ...]
-    """The turns that have tokens; empty when the endpoint returned none."""
+    """The turns to train, which have tokens; empty when the endpoint returned none."""
     reward: float
     """NaN when unknown."""
     metrics: Mapping[str, float] = field(default_factory=dict)

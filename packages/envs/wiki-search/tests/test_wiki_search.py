@@ -10,6 +10,7 @@ import pytest
 
 import verifiers as vf
 import vf_wiki_search
+from verifiers.runtime.install_lines import install_line
 from verifiers.testing import FakeServer, ScriptedClient
 from vf_wiki_search.corpus import from_markdown, load_corpus
 from vf_wiki_search.matching import matches, normalised
@@ -235,7 +236,7 @@ def test_the_hub_without_network_names_the_choice_that_needs_none(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is not None, reason="the extra dense is installed")
 def test_a_missing_extra_is_named_before_the_first_request():
-    with pytest.raises(vf.ConfigError, match=re.escape('pip install "vf-wiki-search[dense]"')):
+    with pytest.raises(vf.ConfigError, match=re.escape(install_line("vf-wiki-search", "dense"))):
         vf.load_environment("wiki-search", retriever="dense")
 
 

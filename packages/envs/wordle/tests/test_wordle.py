@@ -265,6 +265,7 @@ def test_an_oracle_earns_the_most_there_is():
         "length_bonus": 1.0,
         "format_reward": 1.0,
         "invalid_guesses": 0.0,
+        "success": 1.0,
         "num_turns": 1.0,
     }
     assert state["reward"] == pytest.approx(2.2)
@@ -311,7 +312,7 @@ def test_no_game_that_was_lost_earns_as_much_as_one_that_was_won_last(length):
 def test_the_format_reward_wants_the_tags_that_were_asked_for():
     bare = "<guess>[crane]</guess>"
     assert rollout(load_environment(use_think=False), "crane", [bare])["metrics"]["format_reward"] == 1.0
-    assert rollout(load_environment(use_think=True), "crane", [bare])["metrics"]["format_reward"] < 0.6
+    assert rollout(load_environment(use_think=True), "crane", [bare])["metrics"]["format_reward"] == pytest.approx(0.6)
     assert rollout(load_environment(), "crane", [say("crane")])["metrics"]["format_reward"] == 1.0
     silent = rollout(load_environment(), "crane", ["crane"] * 6)
     assert silent["metrics"]["format_reward"] == silent["reward"] == 0.0
@@ -321,9 +322,9 @@ def test_a_game_plays_on_without_brackets():
     assert rollout(load_environment(), "crane", ["<guess>crane</guess>"])["metrics"]["correct_answer"] == 1.0
 
 
-def test_of_several_guesses_in_one_reply_the_last_counts():
+def test_of_several_guesses_in_one_reply_the_first_counts():
     state = rollout(load_environment(), "crane", ["<guess>[crane]</guess><guess>[point]</guess>", say("crane")])
-    assert state["metrics"]["length_bonus"] == 0.5
+    assert state["metrics"]["length_bonus"] == 1.0
 
 
 def test_stored_rollouts_score_the_same_without_the_state_of_the_game():

@@ -118,6 +118,8 @@ class ContainerBackend(ABC):
         return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
+        spec.refuse_root(self.name)
+        spec.refuse_mounts(self.name)
         if spec.network and not self.network:
             raise ConfigError(f"The sandbox {self.name!r} has no network; leave network=False or use a remote backend")
         require(spec.packages)

@@ -75,6 +75,8 @@ class RemoteBackend(ABC):
         return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
+        spec.refuse_root(self.name)
+        spec.refuse_mounts(self.name)
         if importlib.util.find_spec(self.package) is None:
             raise SandboxUnavailable(
                 f"The package {self.distribution!r} is not installed; pip install {self.distribution}",

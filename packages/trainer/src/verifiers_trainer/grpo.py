@@ -1,14 +1,17 @@
 """``GRPOConfig`` and ``GRPOTrainer``: ``RLTrainer`` under the names and with the defaults of GRPO scripts.
 
-The one rule implemented here is the batch size: rollouts per step are ``per_device_train_batch_size`` x
-processes x ``gradient_accumulation_steps``, or ``batch_size`` x ``gradient_accumulation_steps`` when ``batch_size``
-is set. Other spellings of settings are in ``settings.compat``.
+The one rule implemented here is the batch size: an optimizer step takes ``per_device_train_batch_size`` x
+processes x ``gradient_accumulation_steps`` rollouts, and a batch ``updates_per_batch`` times as many; when
+``batch_size`` is set, a batch is ``batch_size`` x ``gradient_accumulation_steps``. ``steps_per_generation`` counts
+micro-batches, so ``updates_per_batch`` is that over ``gradient_accumulation_steps``. Other spellings of settings are in
+``settings.compat``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from verifiers.errors import ConfigError
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -49,8 +52,9 @@ class GRPOConfig(RLConfig):
         def __init__(self, **settings: object) -> None: ...
 
     def _derive_batch(self, world_size: int) -> None:
-        """Set ``batch_size`` to the rollouts of one optimizer step, gradient accumulation included."""
+        """Set ``batch_size`` to the rollouts of one batch, gradient accumulation included."""
         steps, micro = self.gradient_accumulation_steps, self.micro_batch_size
+        self._derive_updates_of_generation(steps)
         if self.is_given("batch_size"):
             steps = steps if self.is_given("gradient_accumulation_steps") else 1
             batch = self.batch_size * steps
@@ -59,14 +63,28 @@ class GRPOConfig(RLConfig):
                 self._set(micro_batch_size=max(fitting, default=micro))
             product = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
         else:
-            batch = micro * world_size * steps
+            updates = self.updates_per_batch
+            batch = micro * world_size * steps * updates
             product = (
                 f"per_device_train_batch_size {micro} x processes {world_size} x gradient_accumulation_steps {steps}"
+                + f" x updates_per_batch {updates}" * (updates != 1)
             )
         if batch != self.batch_size or steps != 1:
             self.__dict__["batch_is"] = f" ({product})"
         self._set(batch_size=batch, gradient_accumulation_steps=1)
         self._explicit.add("batch_size")
+
+    def _derive_updates_of_generation(self, accumulation: int) -> None:
+        """Set ``updates_per_batch`` to ``steps_per_generation``, which counts micro-batches, over those of a step."""
+        steps = self.other_spelling("steps_per_generation")
+        if steps is None or accumulation == 1:
+            return
+        if steps % accumulation:
+            raise ConfigError(
+                f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps {accumulation}: a "
+                "batch is divided among whole optimizer steps"
+            )
+        self.steps_per_generation = steps // accumulation  # of the one micro-batch that a step is from here on
 
 
 class GRPOTrainer(RLTrainer):

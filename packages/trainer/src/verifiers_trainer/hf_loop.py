@@ -17,6 +17,7 @@ One "batch" of the loop is one optimizer step. The loop has no epochs, because t
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import accelerate.optimizer as accelerate_optimizer
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -37,6 +39,9 @@ from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
+
+accelerate_optimizer.is_lomo_available = functools.cache(accelerate_optimizer.is_lomo_available)
+# accelerate searches the path for that package in every step, which takes 5 ms
 
 FORCED = {
     "gradient_accumulation_steps": 1,
@@ -233,13 +238,13 @@ class HFLoop(Trainer):
         return bool(metrics) and super()._determine_best_metric(metrics, trial)
 
     def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
-        """Postpone saving and stopping to the last of the ``num_iterations`` steps of a batch."""
+        """Postpone saving and stopping to the last of the steps of a batch."""
         control, pending = self.control, self._pending_decisions
         if self.ranks.world > 1:  # a callback may set a flag on one rank alone
             flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
             control.__dict__.update(zip(DECISIONS, flags, strict=True))
         decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
-        within = bool(self.state.global_step % self.args.num_iterations) and not self.is_complete
+        within = bool(self.state.global_step % self.args.steps_per_batch) and not self.is_complete
         self._pending_decisions = decisions if within else (False, False)
         control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)

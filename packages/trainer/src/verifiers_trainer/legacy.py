@@ -88,7 +88,7 @@ MOVED: dict[str, str] = {
     "sync.protocol": "engines.vllm.weights.protocol",
     "sync.reload": "engines.vllm.weights.reload",
     "sync.transfer": "engines.vllm.weights.transfer",
-    "warmup": "policy.warmup",
+    "warmup": "pipeline.warmup",
     "zero": "distributed.deepspeed",
 }
 """Module below ``verifiers_trainer`` -> where it is now, below ``verifiers_trainer``."""

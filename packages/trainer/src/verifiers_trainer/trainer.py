@@ -4,10 +4,11 @@ One "batch" of the underlying loop is one optimizer step::
 
     begin()                         start the engine and the pipeline; rollouts are generated from here on
     batch = batches.next_batch()    rollouts -> groups -> advantages -> samples -> packed rows
-    training_step(model, batch)     for row: backward(loss(log-probs now, log-probs when sampled))
-    with weight_update():           pause sampling while the weights change
-        optimizer.step()            the embedded engine shares the weights, so none are sent
-    finish_step()                   set the pipeline's policy version; write the step's metrics
+    for step in batch.steps:        one, or as many as the setting updates_per_batch
+        training_step(model, step)  for row: backward(loss(log-probs now, log-probs when sampled))
+        with weight_update():       pause sampling while the weights change
+            optimizer.step()        the embedded engine shares the weights, so none are sent
+        finish_step()               set the pipeline's policy version; write the step's metrics
 
 The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
 ``StepRecorder`` (metrics and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
@@ -25,6 +26,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,8 +53,10 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.policy.reference import Reference
+from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher
 from verifiers_trainer.run import context, evaluation, sanity_checks
 from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
@@ -61,6 +65,9 @@ from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 
 log = logging.getLogger(__name__)
+
+SPENT_ON_A_BATCH = {"time/pack": 0.0, "time/wait_generation": 0.0}
+"""Seconds that the first optimizer step of a batch has, and the others have not."""
 
 
 class RLTrainer(HFLoop):
@@ -126,6 +133,10 @@ class RLTrainer(HFLoop):
             """Source of each step's batch during training; on rank 0 alone."""
             self.checks_sampler = True
             """Whether every step compares the log-probabilities of sampler and trainer."""
+            self._new_batch: TrainBatch | None = None
+            """The batch whose first step is to come."""
+            self._epoch = 0.0
+            """The present batch's; of the whole batch, since a part of it may hold no group."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
@@ -226,6 +237,8 @@ class RLTrainer(HFLoop):
             if self.ranks.is_main:
                 self.recorder.file.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
+        if isinstance(self.reference, Teacher):
+            sanity_checks.check_forward(self.reference.model, self.args)
         run.renew(trained_only=False)
         self.recorder.begin()
         if not self.ranks.is_main:
@@ -259,11 +272,18 @@ class RLTrainer(HFLoop):
         )
 
     def get_train_dataloader(self) -> Any:
-        """The stream of batches, one per optimizer step, until the task is solved; each is repeated ``num_iterations``
-        times."""
+        """The stream of optimizer steps, until the task is solved: ``num_iterations`` passes over each batch's.
+
+        A step has the statistics of its own rollouts, and of the batch what is not about rollouts; the time that the
+        batch took is the first step's.
+        """
         while (batch := self._next_batch()) is not None:
-            for _ in range(self.args.num_iterations):
-                yield batch
+            self._new_batch, steps = batch, batch.steps
+            self._epoch = (max(group.index for group in batch.groups) + 1) / len(self.examples)
+            for number in range(self.state.global_step % self.args.steps_per_batch, self.args.steps_per_batch):
+                step, taken = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
+                place = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
+                yield replace(step, stats={**batch.stats, **step.stats, **taken, **place})
 
     def _next_batch(self) -> TrainBatch | None:
         def next_batch() -> TrainBatch | None:
@@ -282,13 +302,11 @@ class RLTrainer(HFLoop):
         """Forward and backward of every packed row; token weights make the sum one mean over the step."""
         started = time.perf_counter()
         self.recorder.batch = inputs
+        self._annotate(self._new_batch or inputs)
+        self._new_batch = None
         rows = inputs.rows_R[self.accelerator.process_index]
-        needs_old = old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor)
-        if self.args.num_iterations > 1:  # collective for a split model: all ranks run the forward pass, or none
-            needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
-        old = self.model if needs_old else None
-        old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
-        model.train()
+        if not model.training:  # a walk over all modules, in every step
+            model.train()
         if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
             raise self._non_finite(*problem)
         meter = RatioMeter(
@@ -318,6 +336,17 @@ class RLTrainer(HFLoop):
         }
         return total
 
+    def _annotate(self, batch: TrainBatch) -> None:
+        """Store in the rows of all steps of a batch the log-probabilities that stay fixed during them."""
+        for step in batch.steps:
+            rows = step.rows_R[self.accelerator.process_index]
+            needs_old = old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
+            if self.args.steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
+                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
+            old = self.model if needs_old else None
+            reference = self.reference if self.training_run.whole_teacher is None else None
+            old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
+
     def compute_loss(  # type: ignore[override]
         self,
         model: Any,
@@ -328,9 +357,9 @@ class RLTrainer(HFLoop):
     ) -> Any:
         """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(**forward_arguments(row))
-        tokens = LossInput.of(row, out.logprobs, self.args.anchor)
-        token_losses = self.criterion(tokens, row.get("reference_logprobs"))
+        out = model(**forward_arguments(row), teacher=self.training_run.whole_teacher)
+        tokens = LossInput.of(row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl))
+        token_losses = self.criterion(tokens)
         loss = (row["weight"] * token_losses.losses).sum() * self.args.world_size
         if meter is not None:
             meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, token_losses.metrics)
@@ -364,7 +393,7 @@ class RLTrainer(HFLoop):
             self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.state.epoch = (max(group.index for group in self.batch.groups) + 1) / len(self.examples)
+        self.state.epoch = self._epoch
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
             self.recorder.finish_step(self.state.global_step)
@@ -600,7 +629,7 @@ class RLTrainer(HFLoop):
 
     @property
     def num_steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the examples."""
+        """Batches of one pass over the examples."""
         return self.training_run.num_steps_per_epoch
 
     @property
@@ -624,8 +653,13 @@ class RLTrainer(HFLoop):
         return self.recorder.last_step
 
     @property
-    def reference(self) -> Reference | None:
-        """The reference policy of the KL penalty ``beta``; None without a penalty."""
+    def history(self) -> History:
+        """The metrics of all steps and evaluations: ``history.to_pandas()``, ``history.plot()``."""
+        return History(self.args.output_dir or "")
+
+    @property
+    def reference(self) -> Reference | Teacher | EndpointTeacher | None:
+        """The teacher, or the reference policy of the KL penalty ``beta``; None without either."""
         return self.training_run.reference
 
     @property

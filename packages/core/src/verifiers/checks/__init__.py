@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from verifiers.checks.audit import AuditReport, a_audit_environment, audit_environment
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
 from verifiers.checks.loading import Loaded, load
 from verifiers.checks.outcomes import HOOK, check_rollout, check_same_rollouts
@@ -28,7 +29,15 @@ from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
 
-__all__ = ["CheckReport", "Finding", "a_check_environment", "check_environment"]
+__all__ = [
+    "AuditReport",
+    "CheckReport",
+    "Finding",
+    "a_audit_environment",
+    "a_check_environment",
+    "audit_environment",
+    "check_environment",
+]
 
 LEAST_HOLD_S = 2.0
 """Shortest block of the event loop, in seconds, that is reported as a hook that never returns."""

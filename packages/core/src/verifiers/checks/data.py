@@ -41,14 +41,14 @@ class Data:
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     """Read and check the rows."""
     num_errors = len(findings.errors)
-    train = _readable(env.train_table, "the training set", findings) if env.train_table is not None else ()
+    train = readable(env.train_table, "the training set", findings) if env.train_table is not None else ()
     if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked one by one
         return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()
     if env.eval_table is env.train_table:
         _no_eval_set(env, findings)
     else:
-        held_out = _readable(env.eval_table, "the evaluation set", findings)
+        held_out = readable(env.eval_table, "the evaluation set", findings)
         _check_overlap(env, train, held_out, findings)
     if len(findings.errors) == num_errors:
         _check_repeatable(env, findings, n, seed)
@@ -87,7 +87,7 @@ def check_same_again(env: Environment, again: Environment, findings: Findings) -
             )
 
 
-def _readable(table: Table, which: str, findings: Findings) -> tuple[Example, ...]:
+def readable(table: Table, which: str, findings: Findings) -> tuple[Example, ...]:
     """The readable rows of the sample; each kind of failure is reported once, with its number of rows."""
     try:
         size = len(table)

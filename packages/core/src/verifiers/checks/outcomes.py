@@ -103,7 +103,7 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
         except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
             findings.note(f"the stop condition {name} cannot be evaluated after a rollout: {error_text(error)}")
             continue
-        if type(holds).__name__ not in ("bool", "bool_"):
+        if type(holds).__name__ not in ("bool", "bool_", "Done"):
             findings.error(
                 HOOK,
                 f"the stop condition {name} returned {holds!r}, not True or False",

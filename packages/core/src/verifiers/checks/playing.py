@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.checks.outcomes import HOOK, PolicyRollout, hit_turn_guard
-from verifiers.checks.policies import POLICIES, ScriptedPolicy
+from verifiers.checks.policies import ScriptedPolicy, policies_of
 from verifiers.checks.report import Findings, error_text, method_place, place_of, raised_at
 from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example
@@ -44,7 +44,7 @@ class RolloutRunner:
         """Run and score ``examples``; an error that would stop a whole run is reported, and ends this one."""
         rollouts: list[PolicyRollout] = []
         with _counted_cleanup(self.env) as counts:
-            for policy in POLICIES if self.client is None else ("client",):
+            for policy in policies_of(self.env) if self.client is None else ("client",):
                 rollouts += await self._side_by_side(policy, examples)
                 if len(rollouts) % len(examples) or any(map(self.had_no_end, rollouts)):
                     break
@@ -84,7 +84,7 @@ class RolloutRunner:
 
     async def _one(self, policy: str, example: Example, index: int, progress: Progress) -> State:
         scripted = self.client is None
-        client = ScriptedPolicy(POLICIES[policy], self.env, example) if scripted else self.client
+        client = ScriptedPolicy(policies_of(self.env)[policy], self.env, example) if scripted else self.client
         async with client_for(client, self.model) as (resolved, name):
             context = RunContext(
                 client=resolved,
@@ -95,7 +95,7 @@ class RolloutRunner:
                 progress=progress,
                 score=self.env.score_rollouts,
             )
-            siblings = list(POLICIES) if scripted else [policy]
+            siblings = list(policies_of(self.env)) if scripted else [policy]
             job = Job(example, siblings.index(policy), len(siblings), index)
             return await generate_and_score(self.env, job, context)
 

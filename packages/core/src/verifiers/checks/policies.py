@@ -1,7 +1,8 @@
 """Scripted policies that a check runs an environment with: silence, plain text, an echo, and a well-formed answer.
 
-The first three imitate an untrained model. The last calls every tool once and then replies with the example's
-``answer`` in the format that the parser and the prompt ask for. The same request always gets the same reply.
+The first three imitate an untrained model. The fourth calls every tool once and then replies with the example's
+``answer`` in the format that the parser and the prompt ask for. An environment with an oracle has a fifth, its
+solution. The same request always gets the same reply.
 """
 
 from __future__ import annotations
@@ -79,8 +80,32 @@ def answer(env: Environment, example: Example, request: ModelRequest) -> str | l
     return formatted(env, example, _prompt_texts(request))
 
 
+def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
+    """The reply of the environment's oracle."""
+    assert env.oracle is not None
+    number = _num_replies(request.prompt) - _num_replies(example.row["prompt"])
+    return oracle_reply(env.oracle(example.row), request, number)
+
+
+def oracle_reply(replies: Any, request: ModelRequest, number: int) -> Any:
+    """The ``number``-th reply of what an oracle returned; a list that runs out repeats its last reply."""
+    if callable(replies):
+        return replies(request)
+    if isinstance(replies, list | tuple):
+        return replies[min(number, len(replies) - 1)] if replies else ""
+    return replies
+
+
+def _num_replies(messages: Messages) -> int:
+    return 0 if isinstance(messages, str) else sum(message["role"] == "assistant" for message in messages)
+
+
 POLICIES: dict[str, Policy] = {"silence": silence, "plain text": plain_text, "echo": echo, "answer": answer}
-"""Name -> policy, in the order in which they are run."""
+
+
+def policies_of(env: Environment) -> dict[str, Policy]:
+    """Name -> policy, in the order in which they are run."""
+    return POLICIES if env.oracle is None else {**POLICIES, "solution": solution}
 
 
 def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -> str:

@@ -118,7 +118,9 @@ def check_rewards(env: Environment, states: Sequence[State], is_scripted: bool, 
         )
     counts = any(function.weight for function in env.rubric.functions) or env.rubric.scores_itself
     if counts and len(rewards) > 1 and max(rewards) - min(rewards) <= EQUAL:
-        tried = "silence, plain text, an echo and the row's answer in the expected format" if is_scripted else "all"
+        solution = "" if env.oracle is None else ", the oracle's solution"
+        tried = f"silence, plain text, an echo{solution} and the row's answer in the expected format"
+        tried = tried if is_scripted else "all"
         findings.warn(
             "constant-reward",
             f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group with zero reward "

@@ -8,21 +8,21 @@ except a README with ``--rewrite-readme``. ``vf-install`` installs the package; 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import importlib_metadata
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.completion import paths, words
 from verifiers.cli.common.writing import write_files
-from verifiers.cli.install.installer import without_logins
 from verifiers.cli.install.project_files import Workspace, find_workspace
 from verifiers.cli.scaffold import TEMPLATES, Names, parse_name, render
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import CORE, origin_of
 from verifiers.runtime.suggest import closest
 
 ENVS = Path("packages/envs")
@@ -69,7 +69,7 @@ def run(call: Call) -> None:
         multi_file=call.options["multi_file"],
         tests=not call.options["no_tests"],
         member=target.workspace is not None and _has_verifiers(target.workspace),
-        source=source_of_library(),
+        source=source_of_library(target.folder),
     )
     replaceable = [README] if call.options["rewrite_readme"] else []
     outcomes = write_files(target.base, target.folder, files, replaceable)
@@ -92,21 +92,23 @@ def locate(names: Names, path: str | None) -> Target:
     return Target(base, base / names.underscored, None)
 
 
-def source_of_library() -> str | None:
-    """The git repository that ``verifiers`` was installed from, as a source for uv; None for other installs.
+def source_of_library(folder: Path) -> str | None:
+    """Where ``verifiers`` was installed from, as a source for uv in the project in ``folder``; None when unknown.
 
-    The public index has another library of this name. A local folder is useless on other machines, so an editable
-    install gives None; ``vf-install`` never replaces the installed library.
+    The public index has another library of this name: on a machine where a folder does not exist, uv fails instead of
+    installing that one.
     """
-    try:
-        origin = json.loads(importlib_metadata.distribution("verifiers").read_text("direct_url.json") or "{}")
-    except importlib_metadata.PackageNotFoundError:
+    origin = origin_of(CORE)
+    if origin is None:
         return None
-    commit, url = origin.get("vcs_info", {}).get("commit_id"), origin.get("url", "")
-    if not commit or without_logins(url) != url:
-        return None
-    folder = f", subdirectory = {json.dumps(origin['subdirectory'])}" if origin.get("subdirectory") else ""
-    return f"{{ git = {json.dumps(url)}, rev = {json.dumps(commit)}{folder} }}"
+    if origin.folder is not None:
+        path = os.path.relpath(origin.folder, folder.resolve())
+        editable = ", editable = true" if origin.is_editable else ""
+        return f"{{ path = {json.dumps(path)}{editable} }}  # on another machine: its clone, or git and subdirectory"
+    if not origin.commit:
+        return f"{{ url = {json.dumps(origin.url)} }}"
+    subdirectory = f", subdirectory = {json.dumps(origin.subdirectory)}" if origin.subdirectory else ""
+    return f"{{ git = {json.dumps(origin.url)}, rev = {json.dumps(origin.commit)}{subdirectory} }}"
 
 
 def _has_verifiers(workspace: Workspace) -> bool:

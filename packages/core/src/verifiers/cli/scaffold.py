@@ -21,12 +21,15 @@ TEMPLATES = {
     "single": "Questions with a short answer: a single-turn environment for verifiers that runs offline.",
     "multi": "Guess a number: a multi-turn environment for verifiers that runs offline.",
     "tool": "Questions about a shop: an environment with tools for verifiers that runs offline.",
+    "stateful": "Orders for a bank: an environment with tools that change a state, for verifiers; runs offline.",
     "python": "Questions to answer with Python in a sandbox: an environment for verifiers that runs offline.",
 }
 """Template -> summary of the package that it creates."""
 
 MODULES = ("data", "rewards")
 """The modules of a package besides ``__init__``, in the order in which they are joined."""
+
+GITIGNORE = "__pycache__/\n*.egg-info/\nbuild/\ndist/\n.venv/\noutputs/\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ def render(
     files |= {f"src/{names.module}/{name}.py": text for name, text in modules.items()}
     files[f"src/{names.module}/py.typed"] = ""
     files["README.md"] = _filled(f"{template}/README.md", values)
+    if not member:
+        files[".gitignore"] = GITIGNORE
     if tests:
         files[f"tests/test_{names.underscored}.py"] = _filled(f"{template}/test.py", values)
     return files

@@ -25,7 +25,9 @@ def run(call: Call) -> None:
     try:
         import textual  # noqa: F401 - check that it is installed
     except ModuleNotFoundError as error:
-        raise ConfigError("vf-tui needs an extra that is not installed: pip install 'verifiers[tui]'") from error
+        from verifiers.runtime.install_lines import install_line
+
+        raise ConfigError(f"vf-tui needs an extra that is not installed: {install_line('verifiers', 'tui')}") from error
     if call.json:
         raise ConfigError("vf-tui has no JSON output; vf-eval --json prints the numbers of a run")
     library = Library(Catalog(call.words or default_folders()))

@@ -16,14 +16,17 @@ from verifiers.clients.resolve import as_client, client_and_model, close, regist
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
     from verifiers.clients.retry import RetryPolicy
+    from verifiers.clients.streamed import AnthropicMessagesClient, OpenAIResponsesClient
 
 __all__ = [
+    "AnthropicMessagesClient",
     "Client",
     "ClientConfig",
     "EndpointConfig",
     "EndpointGroup",
     "OpenAIChatCompletionsClient",
     "OpenAICompletionsClient",
+    "OpenAIResponsesClient",
     "RetryPolicy",
     "as_client",
     "client_and_model",
@@ -34,8 +37,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AnthropicMessagesClient": "verifiers.clients.streamed",
     "OpenAIChatCompletionsClient": "verifiers.clients.http",
     "OpenAICompletionsClient": "verifiers.clients.http",
+    "OpenAIResponsesClient": "verifiers.clients.streamed",
     "RetryPolicy": "verifiers.clients.retry",
 }
 

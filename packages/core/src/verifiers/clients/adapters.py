@@ -23,6 +23,7 @@ from verifiers.clients.payload import chat_messages, split_arguments
 from verifiers.clients.reply import to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
+from verifiers.clients.spending import metered
 from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
 from verifiers.runtime.per_loop import PerLoop
 from verifiers.storage.identity import Free, Identified
@@ -54,6 +55,8 @@ class _LoopResources:
 class _Adapter(Identified):
     """Common part of the adapters: run the call, map its failures, and repeat it."""
 
+    is_metered = True
+
     def __init__(
         self,
         called: Any,
@@ -73,9 +76,8 @@ class _Adapter(Identified):
     async def complete(self, request: ModelRequest) -> Response:
         """Return one completion of the object. Raises as `Client.complete`."""
         resources = self._resources.here()
-        return await call_with_retries(
-            lambda: self._send(resources, request), self.retry, resources.limiter, request.timeout_s
-        )
+        attempt = metered(self, request, lambda: self._send(resources, request))
+        return await call_with_retries(attempt, self.retry, resources.limiter, request.timeout_s)
 
     async def aclose(self) -> None:
         """Release the threads of this loop; the adapted object stays open."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.protocol import PRICE_FIELDS, EndpointConfig, check_client_type
+from verifiers.clients.protocol import PRICE_FIELDS, SHORT_CLIENT_TYPES, EndpointConfig, check_client_type
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import closest
@@ -26,6 +26,7 @@ FIELD_OF = {
     "api_base_url": "api_base_url",
     "api_key_var": "api_key_var",
     "headers": "headers",
+    "client_type": "client_type",
     **dict(zip(PRICE_FIELDS, PRICE_FIELDS, strict=True)),
     **compat.ENDPOINT_KEYS,
 }
@@ -152,7 +153,7 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
         if name is None:
             known = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
             raise ConfigError(f"{location}: unknown key {key!r}{known}", path=str(path), key=str(key))
-        if name in fields:
+        if name in fields and fields[name] != value:
             raise ConfigError(f"{location}: {key!r} repeats a setting", path=str(path), key=key)
         if not _fits(name, value):
             special = {"headers": "a table", **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more")}
@@ -165,7 +166,9 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
         raise ConfigError(
             f"{location} has {prices[0]!r} alone; a cost needs both prices", path=str(path), key=prices[0]
         )
-    check_client_type(fields.get("client_type", "openai_chat_completions"))
+    kind = fields.get("client_type", "openai_chat_completions")
+    fields["client_type"] = kind = SHORT_CLIENT_TYPES.get(kind, kind)
+    check_client_type(kind, is_chosen=False)
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
@@ -174,4 +177,4 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
             path=str(path),
             key="key",
         )
-    return EndpointConfig(**fields)
+    return EndpointConfig(**fields, source=str(path))

@@ -1,4 +1,4 @@
-"""HTTP transport to an OpenAI-compatible endpoint.
+"""HTTP transport to a model endpoint, and the clients of OpenAI-compatible completions.
 
 The promise: one pooled session per event loop, opened by the first request there and closed with the loop; bodies are
 decoded straight to `Response`, without SDK objects; every failure is an exception of ``errors`` without secrets;
@@ -15,18 +15,21 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Unpack
 
 import aiohttp
 import msgspec
 from yarl import URL
 
+from verifiers.clients.cache import cache_key, current_cache, request_content
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import to_body
-from verifiers.clients.protocol import ClientConfig, ClientOptions
+from verifiers.clients.protocol import ClientConfig, ClientOptions, vendor_of
 from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
+from verifiers.clients.spending import metered
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -60,21 +63,19 @@ class Pool:
         self.endpoint = endpoint
 
 
-class OpenAIChatCompletionsClient(Identified):
-    """Chat completions (and text completions, for requests that ask for them) over HTTP.
+class HttpClient(Identified):
+    """What the clients of all APIs share: settings, connections, the key, one exchange, the check before a run.
 
     Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the variable
     ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
     body on ``Response.raw``. ``tools_shown``: whether the chat template of the model shows tools; None if unknown.
-
-    Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
-
-    >>> client = vf.OpenAIChatCompletionsClient(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1"))
-    >>> client.base_url
-    'http://127.0.0.1:8000/v1'
     """
 
-    client_type = "openai_chat_completions"
+    client_type: str
+    path: str
+    """Where model calls are posted, below the base URL."""
+    key_header = "Authorization"
+    is_metered = is_cacheable = True
 
     @spell_out(ClientOptions, ClientConfig)
     def __init__(
@@ -94,6 +95,12 @@ class OpenAIChatCompletionsClient(Identified):
             raise ConfigError(
                 f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts other types"
             )
+        if config is not None and vendor_of(config.client_type) != vendor_of(self.client_type):
+            raise ConfigError(
+                f"{type(self).__name__} needs ClientConfig(client_type={self.client_type!r}); this one is of type "
+                f"{config.client_type!r}, whose URL and key are another vendor's",
+                key="client_type",
+            )
         try:
             config = replace(config or ClientConfig(client_type=self.client_type), **fields)
         except TypeError as error:
@@ -110,9 +117,7 @@ class OpenAIChatCompletionsClient(Identified):
         base = _parse_base_url(config.api_base_url)
         self._query = {**base.query, **(query or {})}
         self._base = base.with_query(None)
-        self._chat_url = self._url("chat/completions")
-        self._text_url = self._url("completions")
-        self._max_tokens_name = "max_completion_tokens"
+        self._post_url = self._url(self.path)
         self._pools: PerLoop[Pool] = PerLoop(self._open, _close)
 
     def __repr__(self) -> str:
@@ -132,31 +137,9 @@ class OpenAIChatCompletionsClient(Identified):
             "tools_shown": self._tools_shown,
         }
 
-    async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion, with retries. Raises as `Client.complete`."""
-        in_chat = request.message_type != "completion"
-        url = self._chat_url if in_chat else self._text_url
-        max_tokens_name = self._max_tokens_name if in_chat else "max_tokens"
-        body = to_body(request, max_tokens_name)
-        headers = _headers(request)
-
-        async def send() -> Response:
-            nonlocal body, max_tokens_name
-            pool = self._pools.here()
-            status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
-                max_tokens_name = "max_tokens"
-                body = to_body(request, max_tokens_name)
-                status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-                if status == 200:
-                    self._max_tokens_name = max_tokens_name
-            if status != 200:
-                raise failure(status, response, pool.endpoint, request.model, retry_after)
-            where = pool.endpoint.url
-            raw = msgspec.json.decode(response) if self.keep_raw else None
-            return to_response(decode(response, where), request, where, raw)
-
-        return await call_with_retries(send, self.retry, self._pools.here().limiter, request.timeout_s)
+    def check_key(self) -> None:
+        """*Raises* MissingKeyError when the endpoint needs a key and its variable is not set. Sends nothing."""
+        self._key()
 
     async def shows_tools(self) -> bool | None:
         """Return ``tools_shown`` of the constructor; the server is not queried."""
@@ -175,7 +158,7 @@ class OpenAIChatCompletionsClient(Identified):
             async with asyncio.timeout(timeout_s):
                 names = await self.list_models()
                 if names is None:
-                    await self._probe_completions()
+                    await self._probe()
         except TimeoutError:
             raise EndpointUnreachable(
                 f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
@@ -207,11 +190,10 @@ class OpenAIChatCompletionsClient(Identified):
         entries = entries if isinstance(entries, list) else []
         return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
-    async def _probe_completions(self) -> None:
-        """Send an empty request, which a completions endpoint refuses and a wrong URL answers with 404."""
+    async def _probe(self) -> None:
+        """Send an empty request, which a model endpoint refuses and a wrong URL answers with 404."""
         pool = self._pools.here()
-        url = self._chat_url if self.client_type == "openai_chat_completions" else self._text_url
-        status, body, retry_after = await self._exchange(pool, "POST", url, b"{}", None)
+        status, body, retry_after = await self._exchange(pool, "POST", self._post_url, b"{}", None)
         error = failure(status, body, pool.endpoint, "", retry_after) if status != 200 else None
         if isinstance(error, AuthenticationFailed | EndpointUnreachable):
             raise error
@@ -250,22 +232,27 @@ class OpenAIChatCompletionsClient(Identified):
             response.close()
             if not isinstance(error, TooLong):
                 raise
-            raise MalformedResponse(
-                f"{self.base_url} answered with more than {size_text(max_bytes)} (decoded), so the connection was "
-                "closed; if its replies are that long, set max_response_bytes of its ClientConfig higher",
-                url=self.base_url,
-            ) from error
+            raise self._too_long() from error
+
+    def _too_long(self) -> MalformedResponse:
+        return MalformedResponse(
+            f"{self.base_url} answered with more than {size_text(self.config.max_response_bytes)} (decoded), so the "
+            "connection was closed; if its replies are that long, set max_response_bytes of its ClientConfig higher",
+            url=self.base_url,
+        )
 
     def _open(self) -> Pool:
         config = self.config
         key = self._key()
         headers = {"Content-Type": "application/json", "Accept": "application/json", **config.extra_headers}
-        if key:
-            headers.setdefault("Authorization", f"Bearer {key}")
+        for name, value in self._credentials(key).items():
+            headers.setdefault(name, value)
         num_connections = min(config.max_connections, connection_room())
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout),  # the total: _exchange
+            timeout=aiohttp.ClientTimeout(  # the total: _exchange
+                total=None, sock_connect=config.connect_timeout, sock_read=self._idle_timeout()
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
             trust_env=not is_loopback(self._base) and any(name in os.environ for name in PROXY_VARIABLES),
@@ -282,9 +269,17 @@ class OpenAIChatCompletionsClient(Identified):
             secrets=tuple(sorted((s for s in secrets if len(s) >= 6), key=len, reverse=True)),
         )
 
+    def _idle_timeout(self) -> float | None:
+        """Seconds without a byte after which an attempt fails; None without a bound of its own."""
+        return None
+
+    def _credentials(self, key: str | None) -> dict[str, str]:
+        """Headers that the API needs beside the request's own."""
+        return {self.key_header: f"Bearer {key}"} if key else {}
+
     def _key(self) -> str | None:
         key = self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
-        if key is None and not is_loopback(self._base) and "Authorization" not in self.config.extra_headers:
+        if key is None and not is_loopback(self._base) and not self._sends_own_key():
             name = self.config.api_key_var
             raise MissingKeyError(
                 f"{self.base_url} needs a key: set the environment variable {name} (any text where none is checked)",
@@ -297,8 +292,72 @@ class OpenAIChatCompletionsClient(Identified):
             )
         return key or None
 
+    def _sends_own_key(self) -> bool:
+        names = {name.lower() for name in self.config.extra_headers}
+        return bool(names & {"authorization", self.key_header.lower()})
+
     def _url(self, path: str) -> URL:
         return (self._base / path).update_query(self._query) if self._query else self._base / path
+
+
+class OpenAIChatCompletionsClient(HttpClient):
+    """Chat completions (and text completions, for requests that ask for them) over HTTP.
+
+    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the variable
+    ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
+    body on ``Response.raw``. ``tools_shown``: whether the chat template of the model shows tools; None if unknown.
+
+    Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
+
+    >>> client = vf.OpenAIChatCompletionsClient(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1"))
+    >>> client.base_url
+    'http://127.0.0.1:8000/v1'
+    """
+
+    client_type = "openai_chat_completions"
+    path = "chat/completions"
+    _max_tokens_name = "max_completion_tokens"
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """Return one completion, with retries. Raises as `Client.complete`."""
+        in_chat = request.message_type != "completion"
+        url = self._post_url if in_chat else self._text_url
+        max_tokens_name = self._max_tokens_name if in_chat else "max_tokens"
+        body = to_body(request, max_tokens_name)
+        headers = request_headers(request)
+        cache, content, key = None if request.sample is None else current_cache(), b"", ""
+        if cache is not None:
+            content = request_content(request)
+            key = cache_key(self.base_url, self.identity(), request, content)
+            if (reply := await cache.get(key)) is not None:
+                raw = msgspec.json.decode(reply) if self.keep_raw else None
+                return to_response(decode(reply, self.base_url), request, self.base_url, raw)
+
+        async def send() -> Response:
+            nonlocal body, max_tokens_name
+            pool = self._pools.here()
+            status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
+            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
+                max_tokens_name = "max_tokens"
+                body = to_body(request, max_tokens_name)
+                status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                if status == 200:
+                    self._max_tokens_name = max_tokens_name
+            if status != 200:
+                raise failure(status, response, pool.endpoint, request.model, retry_after)
+            where = pool.endpoint.url
+            raw = msgspec.json.decode(response) if self.keep_raw else None
+            completion = to_response(decode(response, where), request, where, raw)
+            if cache is not None:
+                await cache.put(key, content, response)
+            return completion
+
+        attempt = metered(self, request, send)
+        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
+
+    @cached_property
+    def _text_url(self) -> URL:
+        return self._url("completions")
 
 
 class OpenAICompletionsClient(OpenAIChatCompletionsClient):
@@ -309,6 +368,7 @@ class OpenAICompletionsClient(OpenAIChatCompletionsClient):
     """
 
     client_type = "openai_completions"
+    path = "completions"
 
     async def complete(self, request: ModelRequest) -> Response:
         if not isinstance(request.prompt, str):
@@ -322,7 +382,8 @@ async def _close(pool: Pool) -> None:
     await pool.session.close()
 
 
-def _headers(request: ModelRequest) -> dict[str, str] | None:
+def request_headers(request: ModelRequest) -> dict[str, str] | None:
+    """Return the headers of one request beside those of the session."""
     if request.rollout_id is None and not request.headers:
         return None
     headers = dict(request.headers or {})
@@ -371,6 +432,8 @@ def open_file_limit() -> int:
 def _timeout_text(error: TimeoutError, config: ClientConfig) -> str:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"accepted no connection within {config.connect_timeout:g} s"
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return f"sent nothing for {config.idle_timeout:g} s (idle_timeout of its ClientConfig)"
     return f"did not finish a response within {config.timeout:g} s"
 
 

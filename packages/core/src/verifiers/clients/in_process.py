@@ -16,6 +16,8 @@ class InProcessClient(Identified):
     A subclass defines ``_open``, which starts the server and returns a client of it, and ``_close``.
     """
 
+    is_metered = True
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._http: OpenAIChatCompletionsClient | None = None

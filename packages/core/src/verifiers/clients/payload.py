@@ -67,6 +67,11 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
 
 def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
     """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot store."""
+    return encode(to_fields(request, max_tokens_name))
+
+
+def to_fields(request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
+    """Return the fields of the body of one request."""
     known, extra = split_arguments(request, max_tokens_name)
     body: dict[str, Any] = {"model": request.model}
     if request.message_type == "completion":
@@ -77,7 +82,7 @@ def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
             body["tools"] = request.tools
     body.update(known)
     body.update(extra)
-    return encode(body)
+    return body
 
 
 def chat_messages(prompt: Any) -> list[Any]:

@@ -8,26 +8,57 @@ The transport is in ``http``, SDK objects are in ``adapters``, and ``resolve`` s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeAlias, TypedDict, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
 
+from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import remember_secrets
-from verifiers.runtime.suggest import closest
+from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
-CLIENT_TYPES = ("openai_chat_completions", "openai_completions")
-LATER_CLIENT_TYPES = frozenset(
-    "openai_chat_completions_token openai_responses anthropic_messages renderer nemorl_chat_completions".split()
-)
+VENDOR = "vendor"
+"""As base URL or variable of a key: that of the vendor whose API the client type is."""
+SHORT_CLIENT_TYPES = {
+    "chat": "openai_chat_completions",
+    "completions": "openai_completions",
+    "responses": "openai_responses",
+    "messages": "anthropic_messages",
+}
+"""Names of client types in a registry and in ``vf-eval --client``."""
+CLIENT_TYPES = tuple(SHORT_CLIENT_TYPES.values())
+LATER_CLIENT_TYPES = frozenset("openai_chat_completions_token renderer nemorl_chat_completions".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """Where the API of a client type is by default."""
+
+    base_url: str = OPENAI_BASE_URL
+    api_key_var: str = "OPENAI_API_KEY"
+    base_url_var: str = "OPENAI_BASE_URL"
+
+
+_ANTHROPIC = Vendor("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL")
+
+
+def vendor_of(client_type: str) -> Vendor:
+    """Return the default base URL and the variables of a client type.
+
+    >>> vendor_of("anthropic_messages").api_key_var, vendor_of("openai_responses").api_key_var
+    ('ANTHROPIC_API_KEY', 'OPENAI_API_KEY')
+    """
+    return _ANTHROPIC if client_type == "anthropic_messages" else Vendor()
 
 
 @runtime_checkable
 class Client(Protocol):
     """Anything with ``async complete(request)``; ``async aclose()`` is optional.
+
+    A subclass without ``complete`` has the methods of the third generation (``legacy.template_client``).
 
     >>> class Shout:
     ...     async def complete(self, request):
@@ -43,6 +74,18 @@ class Client(Protocol):
         ``ModelNotFound`` and ``EndpointUnreachable`` when no other request can succeed either.
         """
         ...
+
+    if not TYPE_CHECKING:  # it would be a member of the protocol
+
+        def __init_subclass__(cls, **keywords: Any):
+            super().__init_subclass__(**keywords)
+            if (
+                Client in cls.__bases__
+                and cls.complete is Client.complete
+                and cls.__module__ != compat.TEMPLATE_CLIENT[0]
+            ):
+                template = compat.load(":".join(compat.TEMPLATE_CLIENT))
+                cls.__bases__ = tuple(template if base is Client else base for base in cls.__bases__)
 
 
 class ChatSDK(Protocol):
@@ -68,26 +111,64 @@ class NamedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One variant of a registry entry: a model name and its endpoint.
+    """One variant of a registry entry: a model name and its endpoint. Its fields also read by the registry's keys.
 
-    >>> vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1").api_key_var
-    'OPENAI_API_KEY'
+    >>> endpoint = vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1")
+    >>> endpoint.api_key_var, endpoint["url"], endpoint.get("key"), "nothing" in endpoint
+    ('OPENAI_API_KEY', 'http://127.0.0.1:8000/v1', 'OPENAI_API_KEY', False)
     """
 
     endpoint_id: Annotated[str, Free("a name for people")]
     model: str
-    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = OPENAI_BASE_URL
-    api_key_var: Annotated[str, Free("a name for a secret")] = "OPENAI_API_KEY"
+    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
+    """``"vendor"`` is the vendor's own."""
+    api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
+    """``"vendor"`` is ``OPENAI_API_KEY`` or ``ANTHROPIC_API_KEY``, by the client type."""
     client_type: str = "openai_chat_completions"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
+    source: Annotated[str, Free("where it is written")] = field(default="", repr=False, compare=False)
+    """The file of the registry that has it."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
+            raise KeyError(key)
+        return getattr(self, compat.ENDPOINT_KEYS.get(key, key))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and compat.ENDPOINT_KEYS.get(key, key) in self.__dataclass_fields__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def get(self, key: str, default: object = None) -> Any:
+        return self[key] if key in self else default
+
+    def keys(self) -> Sequence[str]:
+        """Names of the fields."""
+        return tuple(self.__dataclass_fields__)
+
+    def check_is_spoken(self) -> None:
+        """*Raises* ConfigError that names the registry and the entry, for a kind that no client here speaks."""
+        if self.client_type not in CLIENT_TYPES:
+            place = f"{self.source}: " if self.source else ""
+            raise ConfigError(
+                f"{place}the endpoint {self.endpoint_id!r} is of the kind {self.client_type!r}, which no client of "
+                f"this release speaks; choose an endpoint of the kind {' or '.join(CLIENT_TYPES)}",
+                key="client_type",
+            )
+
+    def __post_init__(self) -> None:
+        _fill_in_vendor(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientConfig:
-    """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin).
+    """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin; dicts become configs).
+
+    A field may be assigned; ``model_dump``, ``model_copy`` and ``model_validate`` are those of pydantic objects.
 
     Example: ``ClientConfig(api_base_url="http://127.0.0.1:8000/v1", max_retries=4)``
 
@@ -98,13 +179,20 @@ class ClientConfig:
 
     client_idx: Annotated[int, Free("a number for callers")] = 0
     client_type: str = "openai_chat_completions"
-    api_key_var: Annotated[str, Free("a name for a secret")] = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key, never the key. A loopback base URL needs none."""
-    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = OPENAI_BASE_URL
+    api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
+    """Name of the environment variable that holds the key, never the key. A loopback base URL needs none.
+
+    ``"vendor"`` is ``OPENAI_API_KEY``, or ``ANTHROPIC_API_KEY`` for ``anthropic_messages``."""
+    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
+    """``"vendor"`` is the vendor's own: OpenAI's, or Anthropic's for ``anthropic_messages``."""
     timeout: Annotated[float, Free("only how long an attempt may take")] = 3600.0
     """Time limit of one attempt, in seconds."""
     connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
     """Time limit of opening a connection, in seconds."""
+    idle_timeout: Annotated[float, Free("only how long an attempt may take")] = 600.0
+    """Longest silence of a stream, in seconds; a longer one fails the attempt, which is repeated.
+
+    ``openai_responses`` and ``anthropic_messages`` stream; completions are read as a whole, within ``timeout``."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
     max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
@@ -118,15 +206,68 @@ class ClientConfig:
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
+    max_keepalive_connections: Annotated[int | None, Free("accepted for older callers")] = None
+    """This field and those below are accepted without effect."""
+    renderer: Annotated[str | None, Free("accepted for older callers")] = None
+    renderer_model_name: Annotated[str | None, Free("accepted for older callers")] = None
+    renderer_pool_size: Annotated[int | None, Free("accepted for older callers")] = None
+    tool_parser: Annotated[str | None, Free("accepted for older callers")] = None
+    reasoning_parser: Annotated[str | None, Free("accepted for older callers")] = None
+    preserve_all_thinking: Annotated[bool | None, Free("accepted for older callers")] = None
+    preserve_thinking_between_tool_calls: Annotated[bool | None, Free("accepted for older callers")] = None
 
     def __post_init__(self) -> None:
+        self.check()
+        self.endpoint_configs = [
+            ClientConfig.model_validate(one) if isinstance(one, dict) else one for one in self.endpoint_configs
+        ]
+        if any(isinstance(one, ClientConfig) and one.endpoint_configs for one in self.endpoint_configs):
+            raise ConfigError(
+                "endpoint_configs has a group of its own; list its endpoints here", key="endpoint_configs"
+            )
+        for name in WITHOUT_EFFECT:
+            if getattr(self, name) is not None:
+                compat.note(f"ClientConfig.{name}", "nothing: it has no effect")
+
+    @classmethod
+    def model_validate(cls, fields: Mapping[str, Any] | ClientConfig) -> Self:
+        """The settings with these fields. *Raises* ConfigError for an unknown field or a wrong value."""
+        if isinstance(fields, ClientConfig):
+            fields = fields.model_dump()
+        check_keywords(fields, tuple(cls.__dataclass_fields__), cls.__name__)
+        return cls(**fields)
+
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """The fields as plain data."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value is not None} if exclude_none else values
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with the fields of ``update``."""
+        return replace(self, **(update or {}))
+
+    def check(self) -> None:
+        """*Raises* ConfigError for a value out of bounds; also called when a client is made of it."""
         remember_secrets(self.extra_headers)
         check_client_type(self.client_type)
-        for name in ("timeout", "connect_timeout", "max_connections", "max_response_bytes"):
+        _fill_in_vendor(self)
+        for name in ("timeout", "connect_timeout", "idle_timeout", "max_connections", "max_response_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
         if self.max_retries < 0:
             raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
+
+
+WITHOUT_EFFECT = tuple(ClientConfig.__dataclass_fields__)[-8:]
+"""Fields that are accepted for older callers."""
+
+
+def _fill_in_vendor(config: EndpointConfig | ClientConfig) -> None:
+    vendor = vendor_of(config.client_type)
+    if config.api_base_url == VENDOR:
+        object.__setattr__(config, "api_base_url", vendor.base_url)
+    if config.api_key_var == VENDOR:
+        object.__setattr__(config, "api_key_var", vendor.api_key_var)
 
 
 class ClientOptions(TypedDict, total=False):
@@ -138,6 +279,7 @@ class ClientOptions(TypedDict, total=False):
     api_base_url: str
     timeout: float
     connect_timeout: float
+    idle_timeout: float
     max_connections: int
     max_response_bytes: int
     max_retries: int
@@ -146,6 +288,14 @@ class ClientOptions(TypedDict, total=False):
     endpoint_configs: Sequence[EndpointConfig | ClientConfig]
     usd_per_million_input_tokens: float | None
     usd_per_million_output_tokens: float | None
+    max_keepalive_connections: int | None
+    renderer: str | None
+    renderer_model_name: str | None
+    renderer_pool_size: int | None
+    tool_parser: str | None
+    reasoning_parser: str | None
+    preserve_all_thinking: bool | None
+    preserve_thinking_between_tool_calls: bool | None
 
 
 ClientLike: TypeAlias = (
@@ -175,9 +325,9 @@ async def shows_tools(client: object) -> bool | None:
     return result
 
 
-def check_client_type(client_type: str) -> None:
-    """Raises: ``ConfigError`` unless this release supports the type."""
-    if client_type in CLIENT_TYPES:
+def check_client_type(client_type: str, is_chosen: bool = True) -> None:
+    """Raises: ``ConfigError`` unless this release supports the type; a later one is refused when it is chosen."""
+    if client_type in CLIENT_TYPES or (client_type in LATER_CLIENT_TYPES and not is_chosen):
         return
     if client_type in LATER_CLIENT_TYPES:
         raise ConfigError(f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}")

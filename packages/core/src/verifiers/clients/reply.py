@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from verifiers.errors import EmptyModelResponseError, MalformedResponse
-from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
+from verifiers.types import AssistantMessage, Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
 
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
 """Values of ``MalformedResponse.field`` for incomplete token data."""
@@ -134,15 +134,16 @@ def _message(choice: Choice, where: str) -> Message:
     """Return the assistant message with the fields that the next prompt may contain."""
     body = choice.message
     if body is None:
-        return Message(role="assistant", content=choice.text or "")
+        return AssistantMessage(choice.text or "")
     content = body.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
     if content is not None and not isinstance(content, str):
         raise MalformedResponse(f"{where} answered with content that is {type(content).__name__}", field="content")
     calls = body.get("tool_calls")
-    message = Message(role="assistant", content=content or (None if calls else ""))
+    message = AssistantMessage(content or "")
     if calls:
+        message["content"] = content or None
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise MalformedResponse(f"{where} answered with tool calls that are not objects", field="tool_calls")
         message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
@@ -159,7 +160,17 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
     if not usage:
         return Usage()
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)
+    counts = prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0
+    of_prompt, of_completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    if not of_prompt and not of_completion:
+        return Usage(*counts)
+    cached, written = _count(of_prompt, "cached_tokens"), _count(of_prompt, "cache_write_tokens")
+    return Usage(*counts, cached, written, _count(of_completion, "reasoning_tokens"))
+
+
+def _count(details: object, name: str) -> int:
+    value = details.get(name) if isinstance(details, dict) else None
+    return value if isinstance(value, int) else 0
 
 
 def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:
@@ -178,7 +189,7 @@ def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -
     if len(sampled) != len(completion_ids):
         return "completion_logprobs", f"{len(sampled)} log-probabilities for {len(completion_ids)} tokens"
     try:
-        values = np.array(sampled, dtype=np.float32)
+        values = np.array(sampled, dtype=np.float64)
         arrays = np.array(prompt_ids, dtype=np.int32), np.array(completion_ids, dtype=np.int32)
     except (ValueError, TypeError, OverflowError) as error:
         return "completion_logprobs", str(error)

@@ -160,7 +160,7 @@ def _configured(source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, .
     if isinstance(source, ClientConfig):
         members: Any = [_variant(source, variant) for variant in source.endpoint_configs]
     else:
-        members = [_variant(ClientConfig(), source)] if isinstance(source, EndpointConfig) else source
+        members = [source] if isinstance(source, EndpointConfig) else source
         members = [_variant(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members]
     return RoundRobinClient([(as_client(member, keep_raw=keep_raw), model) for member, model in members])
 
@@ -169,6 +169,7 @@ def _variant(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> t
     """Return (settings, model name) of one endpoint of a group, with the shared timeouts and limits."""
     if isinstance(endpoint, ClientConfig):
         return endpoint, None
+    endpoint.check_is_spoken()
     config = replace(
         shared,
         client_type=endpoint.client_type,
@@ -182,8 +183,14 @@ def _variant(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> t
 
 
 def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
+    if config.client_type in ("openai_responses", "anthropic_messages"):
+        from verifiers.clients.streamed import AnthropicMessagesClient, OpenAIResponsesClient
+
+        streamed = OpenAIResponsesClient if config.client_type == "openai_responses" else AnthropicMessagesClient
+        return streamed(config, keep_raw=keep_raw)
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
 
+    config.check()
     kind = OpenAICompletionsClient if config.client_type == "openai_completions" else OpenAIChatCompletionsClient
     return kind(config, keep_raw=keep_raw)
 

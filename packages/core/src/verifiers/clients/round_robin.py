@@ -73,6 +73,12 @@ class RoundRobinClient(Identified):
         ]
         return next(filter(None, warnings), None)
 
+    def check_key(self) -> None:
+        """Check the keys of all members. *Raises* MissingKeyError."""
+        for client, _ in self.members:
+            if check := getattr(client, "check_key", None):
+                check()
+
     async def shows_tools(self) -> bool | None:
         """Return False if the model of any member is shown no tools, True if all are, None if unknown."""
         results = [await shows_tools(client) for client, _ in self.members]

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.data.text import extract_boxed_answer, extract_hash_answer
+import numpy as np
+
+from verifiers.data.text import extract_boxed_answer, extract_hash_answer, strip_non_numeric
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.suggest import closest
 
@@ -24,7 +26,8 @@ class HubSet:
     """The repository of a dataset, and the mapping of its columns."""
 
     repository: str
-    config: str | None
+    configs: tuple[str | None, ...]
+    """Joined in this order."""
     split: str
     """Default split."""
     question: Callable[[Row], str]
@@ -36,8 +39,8 @@ class HubSet:
 def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0) -> Any:
     """Load a ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task`` (``name``).
 
-    ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows are taken after a shuffle
-    by ``seed``; without ``n`` the published order is kept.
+    ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows (all, if there are fewer)
+    are taken after a shuffle by ``seed``, in the order of ``datasets``; without ``n`` the published order is kept.
 
     Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the dataset cannot be fetched or its
     columns have changed.
@@ -55,13 +58,26 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
         hint = closest(name, known) or ";"
         raise ConfigError(f"there is no example dataset {name!r}{hint} the names are: {', '.join(known)}")
     if n is not None:
-        random.Random(seed).shuffle(rows)
-        rows = rows[: max(n, 0)]
+        rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[: max(n, 0)]]
     import datasets
 
     text = datasets.Value("string")
     columns = {column: [row[column] for row in rows] for column in ("question", "answer", "task")}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(dict.fromkeys(columns, text)))
+
+
+def get_preprocess_fn(name: str) -> Callable[[Row], dict[str, str]]:
+    """Return the function that makes ``question`` and ``answer`` of a published row of an example dataset.
+
+    *Raises* ConfigError for an unknown name.
+
+    >>> get_preprocess_fn("gsm8k")({"question": "6 * 7?", "answer": "6 * 7 = 42\\n#### 42"})
+    {'question': '6 * 7?', 'answer': '42'}
+    """
+    if name not in HUB_SETS:
+        raise ConfigError(f"there is no example dataset {name!r}; the names are: {', '.join(HUB_SETS)}")
+    hub = HUB_SETS[name]
+    return lambda row: {"question": hub.question(row), "answer": hub.answer(row)}
 
 
 def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
@@ -96,7 +112,7 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
     import datasets
 
     try:
-        published = datasets.load_dataset(hub.repository, hub.config, split=split or hub.split)
+        parts = [datasets.load_dataset(hub.repository, config, split=split or hub.split) for config in hub.configs]
     except Exception as error:  # network, hub, cache, gate, unknown split: chained, and its text shown
         raise DatasetError(
             f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}): {type(error).__name__}: {error}. "
@@ -105,13 +121,13 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
     try:
         return [
             {"question": hub.question(row), "answer": hub.answer(row), "task": name}
-            for row in published
+            for row in (row for part in parts for row in part)
             if hub.keep is None or hub.keep(row)
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DatasetError(
             f"{name!r} ({hub.repository}) has unexpected rows ({type(error).__name__}: {error}); its columns "
-            f"are: {', '.join(published.column_names)}"
+            f"are: {', '.join(parts[0].column_names)}"
         ) from error
 
 
@@ -123,7 +139,8 @@ def _text(column: str) -> Callable[[Row], str]:
 
 
 def _with_choices(question: str, options: Sequence[str]) -> str:
-    return "\n".join([question.strip(), *(f"{chr(65 + i)}. {str(option).strip()}" for i, option in enumerate(options))])
+    """The wording of older versions: evaluated numbers depend on it."""
+    return f"Question: {question}\n" + "".join(f"\n{chr(65 + i)}: {option}" for i, option in enumerate(options))
 
 
 def _gpqa_options(row: Row) -> list[str]:
@@ -136,7 +153,7 @@ def _gpqa_options(row: Row) -> list[str]:
 def _gpqa(config: str) -> HubSet:
     return HubSet(
         "Idavidrein/gpqa",
-        config,
+        (config,),
         "train",
         lambda row: _with_choices(row["Question"], _gpqa_options(row)),
         lambda row: chr(65 + _gpqa_options(row).index(row["Correct Answer"])),
@@ -145,55 +162,70 @@ def _gpqa(config: str) -> HubSet:
 
 def _open_rs(level: str | None) -> HubSet:
     keep = None if level is None else (lambda row: str(row["level"]).lower() == level)
-    return HubSet("knoveleng/open-rs", None, "train", _text("problem"), _text("answer"), keep)
+    return HubSet("knoveleng/open-rs", (None,), "train", _text("problem"), _text("answer"), keep)
 
 
+PYTHON_TASK = "Solve the following coding problem using the programming language python:"
 HUB_SETS: dict[str, HubSet] = {
-    "aime2024": HubSet("HuggingFaceH4/aime_2024", None, "train", _text("problem"), _text("answer")),
-    "aime2025": HubSet("math-ai/aime25", None, "test", _text("problem"), _text("answer")),
-    "amc2023": HubSet("math-ai/amc23", None, "test", _text("question"), _text("answer")),
+    "aime2024": HubSet(
+        "HuggingFaceH4/aime_2024", (None,), "train", _text("problem"), lambda row: str(int(row["answer"]))
+    ),
+    "aime2025": HubSet(
+        "opencompass/AIME2025",
+        ("AIME2025-I", "AIME2025-II"),
+        "test",
+        _text("question"),
+        lambda row: strip_non_numeric(str(row["answer"])),
+    ),
+    "amc2023": HubSet("knoveleng/AMC-23", (None,), "train", _text("problem"), _text("answer")),
     "gpqa_diamond": _gpqa("gpqa_diamond"),
     "gpqa_main": _gpqa("gpqa_main"),
     "gsm8k": HubSet(
-        "openai/gsm8k",
-        "main",
-        "train",
-        _text("question"),
-        lambda row: extract_hash_answer(row["answer"]) or row["answer"],
+        "openai/gsm8k", ("main",), "test", _text("question"), lambda row: extract_hash_answer(row["answer"])
     ),
     "math": HubSet(
-        "DigitalLearningGmbH/MATH-lighteval",
-        "default",
+        "chiayewken/competition_math",
+        (None,),
         "train",
         _text("problem"),
         lambda row: extract_boxed_answer(row["solution"]),
     ),
-    "math500": HubSet("HuggingFaceH4/MATH-500", None, "test", _text("problem"), _text("answer")),
+    "math500": HubSet("HuggingFaceH4/MATH-500", (None,), "test", _text("problem"), _text("answer")),
     "mmlu": HubSet(
         "cais/mmlu",
-        "all",
-        "test",
+        ("all",),
+        "dev",
         lambda row: _with_choices(row["question"], row["choices"]),
         lambda row: chr(65 + int(row["answer"])),
     ),
     "mmlu_pro": HubSet(
         "TIGER-Lab/MMLU-Pro",
-        None,
-        "test",
+        (None,),
+        "validation",
         lambda row: _with_choices(row["question"], row["options"]),
         _text("answer"),
     ),
     "openbookqa": HubSet(
         "allenai/openbookqa",
-        "main",
+        ("main",),
         "train",
-        lambda row: _with_choices(row["question_stem"], row["choices"]["text"]),
+        lambda row: (
+            f"Question: {row['question_stem']}\n\nChoices:\n"
+            + "\n".join(
+                f"{label}. {text}" for label, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+            )
+        ),
         _text("answerKey"),
     ),
     "openrs": _open_rs(None),
     "openrs_easy": _open_rs("easy"),
     "openrs_hard": _open_rs("hard"),
     "prime_code": HubSet(
-        "PrimeIntellect/verifiable-coding-problems", None, "train", _text("prompt"), _text("verification_info")
+        "PrimeIntellect/verifiable-coding-problems",
+        (None,),
+        "train",
+        _text("prompt"),
+        _text("verification_info"),
+        lambda row: str(row["prompt"]).startswith(PYTHON_TASK),
     ),
 }

@@ -15,9 +15,11 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, overload
+
+import numpy as np
 
 from verifiers.data.example_sets import load_example_dataset
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -144,11 +146,17 @@ class Table(Sequence[Example]):
         begins with the same examples.
         """
         positions = list(self._row_positions())
-        if seed is not None:
-            random.Random(seed).shuffle(positions)
+        if seed is not None:  # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
+            positions = [positions[i] for i in np.random.default_rng(seed).permutation(len(positions))]
         subset = Table(self._store, positions if n < 0 else positions[:n])
         self._store.examples(subset._row_positions())
         return subset
+
+    def only(self, hashes: Collection[str]) -> Table:
+        """Return the examples whose content hash is among ``hashes``, in this order; reads every row."""
+        positions = self._row_positions()
+        selected = [position for position, example in zip(positions, self, strict=True) if example.hash in hashes]
+        return Table(self._store, selected)
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """Draw ``n`` row copies without replacement, reshuffling when exhausted.
@@ -233,7 +241,9 @@ class _Store:
 def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
     """Format the rows passed for one run: equal ``example_id`` stay equal, rows without one get a new one.
 
-    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any type of dataset.
+    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any type of dataset. A
+    prompt of messages is taken as it is, without the system prompt of the environment.
+
     Raises: ``DatasetError`` for an invalid row.
     """
     rows_in = Source(inputs).train()
@@ -241,6 +251,7 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
     used = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
     free = (number for number in range(2 * len(rows)) if number not in used)
     replaced: dict[str, int] = {}
+    bare = replace(row_format, system_prompt=None)
     examples = []
     for position, row in enumerate(rows):
         source_id = row.get("example_id")
@@ -250,7 +261,8 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
             if str(source_id) not in replaced:
                 replaced[str(source_id)] = next(free)
             row["src_id"], row["example_id"] = source_id, replaced[str(source_id)]
-        examples.append(_example(row, row_format, f"row {position} of the inputs"))
+        as_it_is = isinstance(row.get("prompt"), list | tuple)  # the caller's own messages get no system prompt
+        examples.append(_example(row, bare if as_it_is else row_format, f"row {position} of the inputs"))
     return examples
 
 

@@ -174,6 +174,20 @@ def field(message: object, name: str) -> Any:
     return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
 
 
+def canonical_arguments(arguments: object) -> object:
+    """Tool arguments as a value, so that spaces and the order of keys do not matter; invalid JSON stays text.
+
+    >>> canonical_arguments('{"a": 1,"b":2}') == canonical_arguments('{"b": 2, "a": 1}'), canonical_arguments(" {oops ")
+    (True, '{oops')
+    """
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments.strip()
+
+
 def concat_messages(parts: Iterable[Any]) -> Messages:
     """Concatenate pieces of a conversation: text when all are text, else the messages of all, in order.
 

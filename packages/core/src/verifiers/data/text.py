@@ -11,17 +11,16 @@ from collections.abc import Iterable
 
 from verifiers.errors import MissingKeyError
 
-BOXED_SYSTEM_PROMPT = "Solve the problem step by step, then give your final answer inside \\boxed{}."
+BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 """Requests the format that ``extract_boxed_answer`` reads."""
 
 THINK_BOXED_SYSTEM_PROMPT = (
-    "First think through the problem step by step inside <think>...</think> tags. "
-    "After the closing tag, give your final answer inside \\boxed{}."
+    "Think step-by-step inside <think>...</think> tags.     Then, give your final answer inside \\boxed{}."
 )
-"""The same for models that reason inside tags."""
+"""The same for models that reason inside tags; the spaces are those of the prompt that older results were made with."""
 
 # an opening box, LaTeX escapes that are not braces ("\\" and "\{"), or a plain brace
-_BRACES = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
+_BRACES = re.compile(r"\\boxed\{|\\\\(?!boxed)|\\[{}]|[{}]")
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
@@ -47,25 +46,22 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
     return text[last[0] : last[1]]
 
 
-def extract_hash_answer(text: str) -> str | None:
-    """Return the text after the last ``####``, stripped; None without one.
+def extract_hash_answer(text: str) -> str:
+    """Return the text between the first ``####`` and the next, stripped; the text itself without one.
 
     >>> extract_hash_answer("6 * 7 = 42\\n#### 42"), extract_hash_answer("42")
-    ('42', None)
+    ('42', '42')
     """
-    _, marker, answer = text.rpartition("####")
-    return answer.strip() if marker else None
+    return text.split("####", 2)[1].strip() if "####" in text else text
 
 
 def strip_non_numeric(text: str) -> str:
-    """Return the number in ``text``: its digits and dots, with the sign of a negative number.
+    """Return the digits and dots of ``text``, without a sign.
 
-    >>> strip_non_numeric("$1,234.50"), strip_non_numeric("x = -5 m."), strip_non_numeric("none")
-    ('1234.50', '-5', '')
+    >>> strip_non_numeric("$1,234.50"), strip_non_numeric("x = -5 m"), strip_non_numeric("none")
+    ('1234.50', '5', '')
     """
-    digits = re.sub(r"[^0-9.]", "", text).rstrip(".")
-    negative = re.match(r"[^0-9]*?(?<![0-9A-Za-z])[-\u2212]\s?[$\u20ac\u00a3]?\.?[0-9]", text)
-    return f"-{digits}" if negative and digits else digits
+    return re.sub(r"[^0-9.]", "", text)
 
 
 def ensure_keys(names: Iterable[str]) -> None:

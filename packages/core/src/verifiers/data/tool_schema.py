@@ -77,7 +77,8 @@ class ToolFunction:
         visible = {p.name: p for p in declared if p.name not in hidden}
         description, described = _documentation(function)
         hints = _hints(function, name, visible)
-        model, schema = _schema(name, visible, hints, described)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+        model, schema = _schema(name, visible, hints, described, takes_any)
         return cls(
             function=function,
             definition=Tool(name, description, schema),
@@ -124,9 +125,10 @@ class ToolFunction:
             checked = self.model.model_validate(dict(values))
         except pydantic.ValidationError as error:
             raise ToolCallError(f"wrong arguments for {self.name}: {_complaints(error)}") from error
-        return {
+        named = {
             name: getattr(checked, field) for field, name in self.names.items() if field in checked.model_fields_set
         }
+        return {**(checked.model_extra or {}), **named}
 
 
 def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
@@ -258,9 +260,16 @@ def _field(index: int) -> str:
 
 
 def _schema(
-    name: str, visible: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], described: Mapping[str, str]
+    name: str,
+    visible: Mapping[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    described: Mapping[str, str],
+    takes_any: bool,
 ) -> tuple[Any, dict[str, Any]]:
-    """Build (pydantic model, JSON schema). Model fields are numbered, so that a parameter may have any name."""
+    """Build (pydantic model, JSON schema); ``takes_any`` allows further names.
+
+    Model fields are numbered, so that a parameter may have any name.
+    """
     import pydantic
 
     fields: dict[str, Any] = {}
@@ -274,7 +283,9 @@ def _schema(
             hint = hint | None if parameter.default is None and hint is not Any else hint
         fields[_field(index)] = (hint, pydantic.Field(**options))
     try:
-        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        model = pydantic.create_model(
+            name, __config__=pydantic.ConfigDict(extra="allow" if takes_any else "forbid"), **fields
+        )
         schema = model.model_json_schema()
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation, TypeError) as error:
         raise ConfigError(

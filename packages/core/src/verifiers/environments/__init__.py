@@ -11,6 +11,7 @@ from verifiers.environments.single_turn import SingleTurnEnv
 
 if TYPE_CHECKING:
     from verifiers.environments.group import EnvGroup
+    from verifiers.environments.harbor.env import HarborEnv
     from verifiers.environments.python import PythonEnv
     from verifiers.environments.sandbox import SandboxEnv
     from verifiers.environments.stateful_tool import StatefulToolEnv
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EnvGroup",
     "Environment",
+    "HarborEnv",
     "MultiTurnEnv",
     "PythonEnv",
     "SandboxEnv",
@@ -29,6 +31,7 @@ __all__ = [
 
 _LAZY = {
     "EnvGroup": "group",
+    "HarborEnv": "harbor.env",
     "PythonEnv": "python",
     "SandboxEnv": "sandbox",
     "StatefulToolEnv": "stateful_tool",

@@ -9,10 +9,13 @@ when they are called, so that constructing an environment loads none of them.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, Unpack, cast
 
 from verifiers import compat
@@ -31,14 +34,14 @@ from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
-from verifiers.runtime.sync_async import NOTHING, Done, blocking, dual, maybe_await
+from verifiers.runtime.sync_async import NOTHING, blocking, dual, maybe_await
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
 
-    class SyncOrAsyncOutputs(GenerateOutputs, Awaitable[GenerateOutputs]):
+    class SyncOrAsyncOutputs(Awaitable[GenerateOutputs], GenerateOutputs):
         """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be awaited.
 
         At run time it is ``GenerateOutputs`` where no event loop runs, else an awaitable of it; a static type cannot
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 
 DEFAULTS = asdict(RunOptions())
+Oracle = Callable[[Mapping[str, Any]], Any]
+"""``oracle(row)``: replies that solve the row, as ``testing.ScriptedClient`` takes them."""
 
 
 class RunDefaults(TypedDict, total=False):
@@ -70,7 +75,8 @@ class RowOptions(RunDefaults, total=False):
     max_seq_len: int | None
     interleaved_rollouts: bool
     score_rollouts: bool
-    pass_threshold: float
+    pass_threshold: float | None
+    oracle: Oracle | None
     question_key: str
     answer_key: str
 
@@ -113,6 +119,12 @@ class Environment(Identified):
     max_concurrent: Annotated[int, Free("only how fast")]
     max_workers: Annotated[int | None, Free("only how fast")] = None
     rubric: Rubric
+    oracle: Oracle | None = None
+    """``oracle(row)`` returns replies that solve a row: one text, a list with one reply for each turn (text, a message,
+    or a list of tool calls), or a function of the request. An audit needs it where the row's ``answer`` alone is no
+    reply. Pass it to the constructor, or define it as a method."""
+    non_solution_reward: float | None = None
+    """What the best non-solution earns, for learning curves; ``vf-audit`` measures it. None: unknown."""
     _torn_down = False
 
     @spell_out(RunDefaults, {})
@@ -133,7 +145,8 @@ class Environment(Identified):
         max_seq_len: int | None = None,
         interleaved_rollouts: Annotated[bool, Free("accepted for older callers")] = False,
         score_rollouts: bool = True,
-        pass_threshold: Annotated[float, Free("only what a statistic counts; no row holds it")] = 0.5,
+        pass_threshold: Annotated[float | None, Free("only what a statistic counts; no row holds it")] = None,
+        oracle: Annotated[Oracle | None, Free("only an audit calls it")] = None,
         question_key: str = "question",
         answer_key: str = "answer",
         timeout_seconds: float | None = None,
@@ -168,6 +181,8 @@ class Environment(Identified):
         self.env_id, self.env_args, self.env_version = env_id or "", dict(env_args or {}), ""
         self.max_seq_len, self.interleaved_rollouts = max_seq_len, interleaved_rollouts
         self.score_rollouts, self.pass_threshold = score_rollouts, pass_threshold
+        if oracle is not None:
+            self.oracle = oracle
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
         formatting: dict[str, Any] = dict(
@@ -189,6 +204,11 @@ class Environment(Identified):
                 type(parser).__name__,
                 type(rubric.parser).__name__,
             )
+
+    def __repr__(self) -> str:
+        name = f"{self.env_id!r}, " if self.env_id else ""
+        turns = f", max_turns={self.max_turns}" if self.max_turns > 0 else ""
+        return f"{type(self).__name__}({name}{self.rubric!r}{turns})"
 
     # --- before a run ----------------------------------------------------------------------------------------------
 
@@ -412,13 +432,13 @@ class Environment(Identified):
 
     @property
     def dataset(self) -> Any:
-        """The formatted training set."""
-        return self.get_dataset()
+        """The formatted training set; None without one."""
+        return None if self.train_table is None else self.get_dataset()
 
     @property
     def eval_dataset(self) -> Any:
-        """The formatted evaluation set."""
-        return self.get_eval_dataset()
+        """The formatted evaluation set; None without one."""
+        return None if self._tables[1] is None else self.get_eval_dataset()
 
     def sample_prompts(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """``n`` training rows without replacement, reshuffled when exhausted, from a private generator."""
@@ -444,7 +464,8 @@ class Environment(Identified):
                 continue
             if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
                 cls: Any = type(self)
-                if match := close_match(name, compat.parameters_of(cls)):
+                parameters = compat.parameters_of(cls)
+                if name not in parameters and (match := close_match(name, parameters)):
                     raise ConfigError(
                         f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name
                     )
@@ -459,17 +480,38 @@ class Environment(Identified):
         """Bound the tokens of one conversation."""
         self.max_seq_len = max_seq_len
 
-    def set_interleaved_rollouts(self, interleaved: bool) -> None:
+    def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
         """Has no effect, accepted for older callers: recorded token ids are always those of the server."""
-        self.interleaved_rollouts = interleaved
+        self.interleaved_rollouts = interleaved_rollouts
 
-    def set_score_rollouts(self, score: bool) -> None:
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
         """Turn scoring on or off; without scoring, rewards stay unknown."""
-        self.score_rollouts = score
+        self.score_rollouts = score_rollouts
 
-    def set_concurrency(self, max_concurrent: int) -> None:
+    def set_concurrency(self, concurrency: int) -> None:
         """Set the default of ``max_concurrent`` for runs."""
-        self.max_concurrent = max_concurrent
+        self.max_concurrent = concurrency
+
+    def set_keep_rows(self, path: str | os.PathLike[str]) -> None:
+        """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content hash.
+
+        *Raises* ConfigError for a file that cannot be read, and when it lists no row of this environment.
+        """
+        try:
+            lines = [json.loads(line) for line in Path(path).read_bytes().split(b"\n") if line.strip()]
+            hashes = {line["example_hash"] for line in lines}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"keep_rows={os.fspath(path)!r} cannot be read: {type(error).__name__}: {error}; write it with "
+                "vf-audit ENV -m MODEL --keep FILE",
+                key="keep_rows",
+            ) from error
+        useful = Table.required(self.train_table, self).only(hashes)
+        if not len(useful):
+            raise ConfigError(
+                f"keep_rows={os.fspath(path)!r} lists no training row of this environment", key="keep_rows"
+            )
+        self._tables = useful, self._tables[1]
 
     def set_max_workers(self, max_workers: int | None) -> None:
         """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError below 1."""
@@ -477,9 +519,9 @@ class Environment(Identified):
             raise ConfigError(f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers")
         self.max_workers = max_workers
 
-    def set_max_total_completion_tokens(self, max_tokens: int) -> None:
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """Bound the completion tokens of one rollout, over all its turns; -1 = no bound."""
-        self.max_total_completion_tokens = max_tokens
+        self.max_total_completion_tokens = max_total_completion_tokens
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Score rollouts with ``rubric`` in addition to the present rubric."""
@@ -509,7 +551,7 @@ class Environment(Identified):
 
     def setup_state(self, state: State, *args: Any, **kwargs: Any) -> Any:
         """Prepare ``state`` before the first turn; a returned mapping replaces it. Sync or async."""
-        return Done(state)
+        return state
 
     def get_prompt_messages(self, state: State) -> Any:
         """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
@@ -561,15 +603,20 @@ class Environment(Identified):
             require_tokens=run.require_tokens if run is not None else False,
             rollout_id=state["trajectory_id"],
             headers=_headers_from_state(answering, state),
+            sample=run.sample_of(state) if run is not None and run.is_cached else None,
+            state=state,
         )
         if run is None:
-            return await answering.complete(request)
-        if type(run.generation_slot) is nullcontext:
+            response = await answering.complete(request)
+        elif type(run.generation_slot) is nullcontext:
             run.check_open()
-            return await answering.complete(request)
-        async with run.generation_slot:
-            run.check_open()
-            return await answering.complete(request)
+            response = await answering.complete(request)
+        else:
+            async with run.generation_slot:
+                run.check_open()
+                response = await answering.complete(request)
+        self._count_usage(state, response)
+        return response
 
     def client_of(self, state: State, client: ClientLike | None = None) -> Client:
         """The client that answers a call with this ``client`` argument; None means the client of the rollout."""
@@ -606,10 +653,16 @@ class Environment(Identified):
         )
         if truncated:
             state["is_truncated"] = True
-        usage = response.usage
-        self.increment_state_usage(state, usage.prompt_tokens, usage.completion_tokens)
-        state["usage"]["final_input_tokens"] = usage.prompt_tokens
-        state["usage"]["final_output_tokens"] = usage.completion_tokens
+        self._count_usage(state, response)
+        state.counted.clear()
+        if response.usage.total_tokens:
+            usage, sampled = state["usage"], response.usage.completion_tokens
+            usage["final_output_tokens"] = usage.get("final_output_tokens", 0) + sampled
+            conversation = response.usage.prompt_tokens + sampled
+            usage["final_input_tokens"] = max(0, conversation - usage["final_output_tokens"])
+        for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens"):
+            if num_tokens := getattr(response.usage, name, 0):
+                state["usage"][name] = state["usage"].get(name, 0) + num_tokens
         if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
             state["prompt_too_long"] = True
             if step["tokens"] is not None:
@@ -620,6 +673,12 @@ class Environment(Identified):
         """Append ``step``; override to set its reward or extras."""
         state["trajectory"].append(step)
         return NOTHING
+
+    def _count_usage(self, state: State, response: Response) -> None:
+        """Count the tokens of a response once, where it is received or where its turn is recorded."""
+        if not any(counted is response for counted in state.counted):
+            state.counted.append(response)
+            self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Add the tokens of an extra model call to the usage of the rollout."""

@@ -6,7 +6,8 @@ spaces, opens a block; a line of at least as many backticks and nothing else clo
 ``py``, in any case; a block in another language or without one is text, and a fence inside it opens no block. All
 blocks of a reply form one cell, in order: only the last expression of the last block is shown, and an exception ends
 the cell. Text before ``</think>`` is reasoning and is ignored, as is a whole reply that begins with ``<think>`` and
-never closes it.
+never closes it. A ``</think>`` inside a block with more on its line is code, such as ``print("</think>")``; after
+``<think>…</think>`` so is any in the answer.
 
 This module runs no code; ``environments.python`` does.
 """
@@ -37,6 +38,7 @@ Output:
 BLOCKS_REMINDER = "Write Python code that computes the answer, in a ```python block."
 """Default last sentence of the question: small models lose track of the system prompt."""
 NOT_CLOSED = "(the code block was cut off by the length limit of a reply; close it with a line ```, and write less)"
+_OPEN, _CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"( {0,3})(`{3,})[ \t]*([^`]*)")
 
 
@@ -73,10 +75,14 @@ def code_blocks(reply: str) -> Blocks:
     closed: list[str] = []
     lines: list[str] | None = None
     indent, fence, is_python = 0, "", False
-    _, has_thought, text_after_thought = reply.rpartition("</think>")
-    if not has_thought and reply.lstrip().startswith("<think>"):
-        return Blocks()
-    for line in text_after_thought.replace("\r\n", "\n").split("\n"):
+    is_thinking, has_thought = reply.lstrip().startswith(_OPEN), False
+    for line in reply.replace("\r\n", "\n").split("\n"):
+        _, tag, rest = line.rpartition(_CLOSE)
+        if tag and (lines is None or not rest.strip()) and (is_thinking or not has_thought):
+            closed, lines, line, has_thought = [], None, rest, has_thought or is_thinking
+            is_thinking = rest.lstrip().startswith(_OPEN)
+        elif lines is None and has_thought and line.lstrip().startswith(_OPEN):
+            is_thinking = True
         match = _FENCE.fullmatch(line)
         if lines is None:
             if match is not None:
@@ -88,6 +94,8 @@ def code_blocks(reply: str) -> Blocks:
         else:
             spaces = len(line) - len(line.lstrip(" "))
             lines.append(line[min(indent, spaces) :])
+    if is_thinking:
+        return Blocks()
     return Blocks("\n".join(closed) if closed else None, "\n".join(lines) if lines is not None and is_python else None)
 
 

@@ -26,7 +26,7 @@ from verifiers.storage.identity import Free
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
-    "timeout_seconds"
+    "timeout_seconds oracle"
 ).split()
 
 
@@ -37,7 +37,7 @@ class GroupOptions(RunDefaults, total=False):
     env_args: Mapping[str, Any] | None
     interleaved_rollouts: bool
     score_rollouts: bool
-    pass_threshold: float
+    pass_threshold: float | None
 
 
 class EnvGroup(Environment):
@@ -174,21 +174,21 @@ class EnvGroup(Environment):
         super().set_max_seq_len(max_seq_len)
         self._each("set_max_seq_len", max_seq_len)
 
-    def set_interleaved_rollouts(self, interleaved: bool) -> None:
-        super().set_interleaved_rollouts(interleaved)
-        self._each("set_interleaved_rollouts", interleaved)
+    def set_interleaved_rollouts(self, interleaved_rollouts: bool) -> None:
+        super().set_interleaved_rollouts(interleaved_rollouts)
+        self._each("set_interleaved_rollouts", interleaved_rollouts)
 
-    def set_score_rollouts(self, score: bool) -> None:
-        super().set_score_rollouts(score)
-        self._each("set_score_rollouts", score)
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        super().set_score_rollouts(score_rollouts)
+        self._each("set_score_rollouts", score_rollouts)
 
-    def set_concurrency(self, max_concurrent: int) -> None:
-        super().set_concurrency(max_concurrent)
-        self._each("set_concurrency", max_concurrent)
+    def set_concurrency(self, concurrency: int) -> None:
+        super().set_concurrency(concurrency)
+        self._each("set_concurrency", concurrency)
 
-    def set_max_total_completion_tokens(self, max_tokens: int) -> None:
-        super().set_max_total_completion_tokens(max_tokens)
-        self._each("set_max_total_completion_tokens", max_tokens)
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        super().set_max_total_completion_tokens(max_total_completion_tokens)
+        self._each("set_max_total_completion_tokens", max_total_completion_tokens)
 
     def add_rubric(self, rubric: Rubric) -> None:
         """Add ``rubric`` to every member."""

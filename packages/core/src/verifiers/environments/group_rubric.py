@@ -36,8 +36,38 @@ class EnvGroupRubric(Rubric):
         return tuple(function for rubric in self.rubrics for function in rubric.functions)
 
     @property
+    def funcs(self) -> Sequence[Callable[..., Any]]:
+        """The functions of the members; those of a member are changed there."""
+        return tuple(f.function for f in self.functions)
+
+    @funcs.setter
+    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
+        raise ConfigError("funcs are those of several rubrics; assign them to the rubric of a member", key="funcs")
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """The weights of the members."""
+        return tuple(f.weight for f in self.functions)
+
+    @weights.setter
+    def weights(self, weights: Sequence[float]) -> None:
+        raise ConfigError("weights are those of several rubrics; assign them to the rubric of a member", key="weights")
+
+    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+        return list(self.funcs)
+
+    def get_reward_weights(self) -> list[float]:
+        return list(self.weights)
+
+    @property
     def has_group_rewards(self) -> bool:
         return any(rubric.has_group_rewards for rubric in self.rubrics)
+
+    @property
+    def success_metric(self) -> str | None:
+        """The name that all members share, else "success", the metric that each of them fills; None without any."""
+        names = {rubric.success_metric for rubric in self.rubrics} - {None}
+        return names.pop() if len(names) == 1 else "success" if names else None
 
     @property
     def has_advantages(self) -> bool:

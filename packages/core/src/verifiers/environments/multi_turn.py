@@ -17,7 +17,7 @@ from verifiers.rollouts.decorators import stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State, TrajectoryStepTokens
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
+from verifiers.runtime.sync_async import NO, NOTHING, answer, maybe_await
 from verifiers.types import Messages
 
 
@@ -114,31 +114,31 @@ class MultiTurnEnv(Environment):
     is_completed = is_completed
 
     @stop(priority=100)
-    def has_error(self, state: State) -> bool:
-        return state["error"] is not None
+    def has_error(self, state: State) -> Any:
+        return answer(state["error"] is not None)
 
     @stop
-    def prompt_too_long(self, state: State) -> bool:
-        return bool(state["prompt_too_long"])
+    def prompt_too_long(self, state: State) -> Any:
+        return answer(state["prompt_too_long"])
 
     @stop
-    def max_seq_len_reached(self, state: State) -> bool:
+    def max_seq_len_reached(self, state: State) -> Any:
         if self.max_seq_len is None or not state["trajectory"] or state["prompt_too_long"]:
-            return False
-        return _num_tokens(state) >= self.max_seq_len
+            return NO
+        return answer(_num_tokens(state) >= self.max_seq_len)
 
     @stop
-    def max_turns_reached(self, state: State) -> bool:
-        return 0 < self.max_turns <= len(state["trajectory"])
+    def max_turns_reached(self, state: State) -> Any:
+        return answer(0 < self.max_turns <= len(state["trajectory"]))
 
     @stop
-    def max_total_completion_tokens_reached(self, state: State) -> bool:
+    def max_total_completion_tokens_reached(self, state: State) -> Any:
         cap = self.max_total_completion_tokens
-        return bool(0 < cap <= state["usage"].get("output_tokens", 0))
+        return answer(0 < cap <= state["usage"].get("output_tokens", 0))
 
     @stop
-    def has_final_env_response(self, state: State) -> bool:
-        return state["final_env_response"] is not None
+    def has_final_env_response(self, state: State) -> Any:
+        return answer(state["final_env_response"] is not None)
 
 
 def _without_state(response: tuple[Any, ...], state: State) -> Any:

@@ -32,6 +32,7 @@ from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.sync_async import NO
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"
@@ -55,7 +56,8 @@ class PythonEnv(SandboxEnv):
     that the chat template of the model shows no tools, else "tool"). With "blocks" the system prompt is
     ``blocks_system_prompt`` (default: ``system_prompt`` and an explanation with an example), and the last user
     message of the prompt ends with ``blocks_reminder``; ``""`` leaves either out. The source used in a rollout is
-    ``state["code_from"]``. Further parameters are ``SandboxEnv``'s.
+    ``state["code_from"]``. Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it
+    with the model's code; ``run_check`` checks ``artifacts`` in a fresh one.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.PythonEnv("", dataset=[{"question": "6 * 7?"}], code_from="blocks", sandbox="unsafe_subprocess")
@@ -142,9 +144,9 @@ class PythonEnv(SandboxEnv):
         return [SystemMessage(text), *rest] if text else rest
 
     @stop
-    def no_tools_called(self, state: State) -> bool:
+    def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call; with code blocks, see ``no_code_block``."""
-        return state.get("code_from") != "blocks" and super().no_tools_called(state)
+        return super().no_tools_called(state) if state.get("code_from") != "blocks" else NO
 
     @stop
     def no_code_block(self, state: State) -> bool:

@@ -233,11 +233,42 @@ def _installed(requested: EnvironmentId) -> Found | None:
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
     for spelling in (name, other):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
-            return replace(_only(requested.name, offers), env_id=requested.without_version)
-    for source in _modules(requested.name):
-        if source.problem(star=False) is None:
-            return Found(source.module, LOADER, *_distribution_of(source.module), requested.without_version)
-    return None
+            return _meant(requested, replace(_only(requested.name, offers), env_id=requested.without_version))
+    source = _first_module(requested.name)
+    return None if source is None else _in_module(source, requested)
+
+
+def _first_module(name: str) -> LocalSource | None:
+    """The first module on the path that the id names and that binds the loader, in the layout of older versions."""
+    return next((source for source in _modules(name) if source.problem(star=False) is None), None)
+
+
+def _in_module(source: LocalSource, requested: EnvironmentId) -> Found:
+    return Found(source.module, LOADER, *_distribution_of(source.module), requested.without_version)
+
+
+def _meant(requested: EnvironmentId, entry: Found) -> Found:
+    """The entry point, or the module of another distribution where that has the requested version.
+
+    *Raises* ConfigError when both are meant.
+    """
+    source = _first_module(requested.name)
+    if source is None or source.module == entry.module:
+        return entry
+    module = _in_module(source, requested)
+    if module.distribution in (None, entry.distribution):
+        return entry
+    fitting = [found for found in (entry, module) if requested.version in (None, "latest", found.version)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        return entry
+    choices = " or ".join(f"{requested.name}@{found.version}" for found in fitting)
+    how = f"name its version ({choices})" if entry.version != module.version else "uninstall one of them"
+    raise ConfigError(
+        f"environment {requested.name!r} is {entry} and also {module}; {how}, or pass the folder of its source",
+        key="env_id",
+    )
 
 
 def _with_version(requested: EnvironmentId, env_id: str, found: Found) -> Found:
@@ -328,14 +359,28 @@ def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
 
 
 def _distribution_of(module: str) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution of a top-level module; None for a module without one."""
+    """Return name and version of the distribution of a top-level module; None for a module without one.
+
+    Reads two files of each distribution; ``packages_distributions`` looks at every file that they installed, which
+    takes most of a second.
+    """
     import importlib_metadata
 
-    try:
-        owners = importlib_metadata.packages_distributions().get(module)
-        return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
-    except Exception:  # noqa: BLE001  damaged metadata of any distribution: the owner stays unknown
-        return None, None
+    for distribution in importlib_metadata.distributions():
+        try:
+            names, record = distribution.read_text("top_level.txt"), distribution.read_text("RECORD")
+            if _has_module(names or "", record or "", module):
+                return distribution.name, distribution.version
+        except Exception:  # noqa: BLE001  damaged metadata owns nothing
+            continue
+    return None, None
+
+
+def _has_module(names: str, record: str, module: str) -> bool:
+    """Whether a distribution's ``top_level.txt`` names the module, or, where that is empty, its ``RECORD`` does."""
+    if listed := names.split():
+        return module in listed
+    return f"\n{module}/" in f"\n{record}" or f"\n{module}.py," in f"\n{record}"
 
 
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:

@@ -10,8 +10,9 @@ a failure of the sandbox ends the rollout with a ``SandboxError``, and its rewar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
@@ -19,7 +20,15 @@ from verifiers import compat
 from verifiers.environments.sandbox_text import command_text, has_failed
 from verifiers.environments.stateful_tool import StatefulToolEnv
 from verifiers.environments.tool import CallOptions
-from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable, ToolError, UsageError, VerifiersError
+from verifiers.errors import (
+    ConfigError,
+    SandboxError,
+    SandboxLimit,
+    SandboxUnavailable,
+    ToolError,
+    UsageError,
+    VerifiersError,
+)
 from verifiers.rollouts.decorators import cleanup, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.per_loop import PerLoop
@@ -104,6 +113,7 @@ class SandboxOptions(ToolOptions, total=False):
     timeout_minutes: float
     environment_vars: Mapping[str, str] | None
     working_dir: str | None
+    artifacts: Sequence[str]
     stop_errors: Sequence[type[BaseException]] | None
     max_tool_result_chars: int
 
@@ -117,6 +127,10 @@ class SandboxEnv(StatefulToolEnv):
     ``working_dir`` is its working directory. ``max_tool_result_chars`` is 20,000 here. Parameters of remote services
     (``docker_image``, ``gpu_count``, …) are accepted, stored in ``remote_options`` and have no effect on a local
     sandbox.
+
+    ``artifacts`` are the paths of the files that hold the model's results. They are read when the rollout ends, into
+    ``state["artifacts"]``, and ``run_check`` puts them into a fresh sandbox to check them there. Tools, ``run_code``,
+    ``env_response`` and ``post_rollout`` share the sandbox with the model's code, which can forge what they see there.
 
     To add tools that use the sandbox: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
     …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or ``self.get_sandbox(state)``; an override of
@@ -139,6 +153,7 @@ class SandboxEnv(StatefulToolEnv):
         timeout_minutes: float = 60,
         environment_vars: Mapping[str, str] | None = None,
         working_dir: str | None = None,
+        artifacts: Sequence[str] = (),
         max_startup_wait_seconds: float = 60,
         stop_errors: Sequence[type[BaseException]] | None = None,
         max_tool_result_chars: int = 20_000,
@@ -162,7 +177,10 @@ class SandboxEnv(StatefulToolEnv):
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r}", key=name)
+        if isinstance(artifacts, str):
+            raise ConfigError(f"artifacts is the text {artifacts!r}; pass a list of paths", key="artifacts")
         self.sandbox = sandbox
+        self.artifacts = tuple(artifacts)
         self.timeout_per_command_seconds = timeout_per_command_seconds
         self.max_startup_wait_seconds = max_startup_wait_seconds
         self.sandbox_spec = SandboxSpec(
@@ -199,6 +217,10 @@ class SandboxEnv(StatefulToolEnv):
         """The ``SandboxSpec`` of a rollout, by default the environment's. Sync or async."""
         return self.sandbox_spec
 
+    def sandbox_opened(self, sandbox: Sandbox, state: State) -> Any:
+        """Called once with each sandbox that is opened for a rollout, such as to write files. Sync or async."""
+        return NOTHING
+
     def post_rollout(self, state: State) -> Any:
         """Called after the rollout, while its sandbox, if any, is still open. Sync or async."""
         return NOTHING
@@ -216,7 +238,8 @@ class SandboxEnv(StatefulToolEnv):
     async def run_code(self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None) -> ExecResult:
         """Run Python code (text) or a command (list) in the rollout's sandbox; counted and timed.
 
-        *Raises* SandboxError when the sandbox does not work.
+        It shares the sandbox with the model's code; ``run_check`` checks results. *Raises* SandboxError when the
+        sandbox does not work.
         """
         use = _use_of(state)
         sandbox = await self.get_sandbox(state)
@@ -232,6 +255,39 @@ class SandboxEnv(StatefulToolEnv):
         use.num_errors += has_failed(result)
         return result
 
+    async def run_check(
+        self,
+        state: State,
+        code_or_argv: str | list[str],
+        files: Mapping[str, bytes | str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        """Run Python code (text) or a command (list) that checks results, in a fresh sandbox that is closed afterwards.
+
+        The sandbox holds the files ``state["artifacts"]`` of the rollout, then ``files`` (path -> content), and nothing
+        else of the model's: none of its processes, variables or other files. Code of the model that the check runs or
+        imports shares the sandbox with the check. Works also after the rollout, in a reward function.
+
+        *Raises* SandboxError when the sandbox does not work.
+        """
+        async with self.fresh_sandbox(state) as sandbox:
+            for path, content in {**state.get("artifacts", {}), **(files or {})}.items():
+                await sandbox.write_file(path, content)
+            return await sandbox.exec(code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds)
+
+    @contextlib.asynccontextmanager
+    async def fresh_sandbox(self, state: State, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
+        """Open a sandbox for a rollout in which no code of the model has run; it is closed at the end of the block.
+
+        ``spec``: None for that of the rollout's own sandbox.
+        """
+        sandbox = await self._open(spec or _use_of(state).spec)
+        try:
+            await maybe_await(self.sandbox_opened(sandbox, state))
+            yield sandbox
+        finally:
+            await sandbox.close()
+
     async def get_sandbox(self, state: State) -> Sandbox:
         """Return the sandbox of the rollout; the first call opens it. *Raises* SandboxUnavailable after the limit."""
         use = _use_of(state)
@@ -241,6 +297,7 @@ class SandboxEnv(StatefulToolEnv):
                     raise SandboxUnavailable("the rollout is over; its sandbox cannot be opened again")
                 started = time.perf_counter()
                 use.sandbox = await self._open(use.spec)
+                await maybe_await(self.sandbox_opened(use.sandbox, state))
                 use.ready_wait_s = time.perf_counter() - started
             return use.sandbox
 
@@ -295,6 +352,23 @@ class SandboxEnv(StatefulToolEnv):
     async def finish_rollout(self, state: State) -> None:
         """Call ``post_rollout``."""
         await maybe_await(self.post_rollout(state))
+
+    @cleanup(priority=LAST + 1)
+    async def collect_artifacts(self, state: State) -> None:
+        """Read the declared files into ``state["artifacts"]``: path -> content. Those that cannot be read are absent.
+
+        Every process ends first, and a new interpreter reads: the model's may read something else.
+        """
+        collected: dict[str, bytes] = {}
+        sandbox = _use_of(state).sandbox
+        if sandbox is not None and self.artifacts:
+            await sandbox.restart()
+            for path in self.artifacts:
+                try:
+                    collected[path] = await sandbox.read_file(path)
+                except (OSError, SandboxLimit) as error:
+                    self.logger.debug("the artifact %s is absent: %s", path, error)
+        state["artifacts"] = collected
 
     @cleanup(priority=LAST)
     async def close_sandbox(self, state: State) -> None:

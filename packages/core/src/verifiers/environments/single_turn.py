@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
@@ -26,6 +26,6 @@ class SingleTurnEnv(MultiTurnEnv):
             raise ConfigError(f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv")
         super().__init__(max_turns=1, **parameters)
 
-    def env_response(self, messages: Messages, state: State) -> Messages:
-        """Return no messages: there is no second turn."""
-        return []
+    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+        """*Raises* NotImplementedError: there is no second turn."""
+        raise NotImplementedError(f"{type(self).__name__} has one turn and no env_response")

@@ -13,7 +13,7 @@ from typing import Any
 
 from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.tool import ToolEnv
-from verifiers.errors import EnvironmentFault
+from verifiers.errors import EnvironmentFault, ToolCallError
 from verifiers.rollouts.author_code import fault, passes
 from verifiers.rollouts.state import State
 from verifiers.runtime.sync_async import maybe_await
@@ -52,28 +52,44 @@ class StatefulToolEnv(ToolEnv):
         """Return the arguments for the tool, given those of the model; may change ``state``. Sync or async."""
         return tool_args
 
+    @property
+    def skipped_args(self) -> dict[str, list[str]]:
+        """Tool -> the parameters that the model does not see."""
+        return {name: sorted(tool.hidden) for name, tool in self._functions.items()}
+
     async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
-        """Check the arguments, then call ``update_tool_args``, which so sees declared arguments only."""
+        """Call ``update_tool_args`` with the model's arguments, then check what it returns.
+
+        *Raises* ToolError for a call that cannot run, ToolCallError for one that names a hidden parameter, and for
+        wrong arguments also when ``update_tool_args`` fails on them.
+        """
         name = call["name"]
-        arguments = await super().prepare_arguments(call, messages, state)
+        arguments = self.parsed_arguments(call, state)
+        tool = self._functions.get(name)
+        if tool is not None and (hidden := sorted(tool.hidden & arguments.keys())):
+            raise ToolCallError(f"wrong arguments for {name}: {hidden[0]!r} is not a parameter")
         try:
             update: Any = self.update_tool_args
             named = (name,) if _takes_the_name(getattr(update, "__func__", update)) else ()
-            updated = await maybe_await(update(*named, arguments, messages, state))
+            updated = await maybe_await(update(*named, dict(arguments), messages, state))
         except BaseException as error:
             if passes(error):
                 raise
+            if tool is not None and isinstance(error, Exception):
+                tool.arguments(arguments)  # the model's mistake, when that is what made the hook fail
             raise fault("update_tool_args", error) from error
         if not isinstance(updated, Mapping):
             kind = type(updated).__name__
             raise EnvironmentFault(f"update_tool_args returned {kind}; return a dict", hook="update_tool_args")
-        tool = self._functions.get(name)
         if tool is not None and (missing := sorted(tool.hidden_required - updated.keys())):
             raise EnvironmentFault(
                 f"update_tool_args did not fill in {missing[0]!r} of the tool {name!r}, which args_to_skip hides",
                 hook="update_tool_args",
             )
-        return dict(updated)
+        if tool is None:
+            return dict(updated)
+        filled = {key: value for key, value in updated.items() if key in tool.hidden}
+        return tool.arguments({key: value for key, value in updated.items() if key not in filled}) | filled
 
 
 @functools.lru_cache(maxsize=256)

@@ -29,7 +29,7 @@ from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.sync_async import answer, maybe_await
 from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
@@ -148,9 +148,9 @@ class ToolEnv(MultiTurnEnv):
             )
 
     @stop
-    def no_tools_called(self, state: State) -> bool:
+    def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call."""
-        return bool(state["trajectory"]) and not count_calls(state["trajectory"][-1]["completion"][-1:])
+        return answer(state["trajectory"] and not count_calls(state["trajectory"][-1]["completion"][-1:]))
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """Return the results of the tool calls of the last message, in their order."""
@@ -180,12 +180,15 @@ class ToolEnv(MultiTurnEnv):
 
     async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
         """Return the arguments of a call as the tool receives them. *Raises* ToolError for a call that cannot run."""
-        name = call["name"]
-        if name not in self.tool_map and name not in _names(state["tool_defs"] or ()):
-            raise self._unknown(name)
-        arguments = parse_arguments(call["arguments"])
-        tool = self._functions.get(name)
+        arguments = self.parsed_arguments(call, state)
+        tool = self._functions.get(call["name"])
         return arguments if tool is None else tool.arguments(arguments)
+
+    def parsed_arguments(self, call: ToolCall, state: State) -> dict[str, Any]:
+        """Return the arguments that the model wrote. *Raises* ToolError for an unknown tool or text that is no JSON."""
+        if call["name"] not in self.tool_map and call["name"] not in _names(state["tool_defs"] or ()):
+            raise self._unknown(call["name"])
+        return parse_arguments(call["arguments"])
 
     async def _answer(self, call: ToolCall, messages: Messages, state: State) -> Message:
         name, call_id = call["name"], call["id"]

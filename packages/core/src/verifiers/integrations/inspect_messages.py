@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from verifiers.data.messages import message_text
+from verifiers.runtime.install_lines import install_line
 from verifiers.types import Message, ToolCall
 
 VERSIONS = ("0.3.285",)
@@ -29,7 +30,7 @@ def load(module: str) -> ModuleType:
     """A module of Inspect, ``load("log")``. *Raises* ImportError that says what to install."""
     global _warned
     if util.find_spec("inspect_ai") is None:
-        raise ImportError("inspect_ai is not installed: pip install 'verifiers[inspect]'", name="inspect_ai")
+        raise ImportError(f"inspect_ai is not installed: {install_line('verifiers', 'inspect')}", name="inspect_ai")
     try:
         found = metadata.version("inspect-ai")
     except metadata.PackageNotFoundError:  # a checkout on the path

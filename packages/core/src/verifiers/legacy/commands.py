@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import find_installed, parse_env_id
-from verifiers.errors import ConfigError, UnknownEnvironment
-from verifiers.runtime.bounded import read_text
+from verifiers.errors import UnknownEnvironment, VerifiersError
 
 
 def normalize_package_name(name: str) -> str:
@@ -56,16 +54,23 @@ def print_results(results: object, num_samples: int = 1) -> None:
 
 
 def load_toml_config(path: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a TOML file: the top-level settings updated with each ``[[eval]]``.
+    """The evaluations of a TOML file: its top-level settings updated with each ``[[eval]]`` or ``[[ablation]]``.
 
-    *Raises* ConfigError when the file cannot be read. Settings are validated by ``vf-eval``.
+    A sweep gives one evaluation for every combination. *Raises* FileNotFoundError; ConfigError, a ValueError, that
+    lists every unknown or wrong setting.
     """
-    try:
-        document = tomllib.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
-    entries = document.pop("eval", [])
-    return [document | entry for entry in entries] or [document]
+    from verifiers.cli.common.reader import raise_together
+    from verifiers.cli.evaluate.options import layered
+    from verifiers.cli.evaluate.toml_args import read_files
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    file = read_files([str(path)])
+    problems: list[str | VerifiersError] = [*file.problems]
+    if not file.entries and not problems:
+        problems.append(f"{path} has neither [[eval]] nor [[ablation]]")
+    raise_together(problems)
+    return [{"env_id": entry.env_id, **layered(file.common, entry.settings)} for entry in file.entries]
 
 
 def _install(arguments: list[str]) -> bool:

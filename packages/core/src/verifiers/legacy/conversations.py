@@ -1,23 +1,20 @@
-"""Older utility functions: concurrency limits, formatted datasets, messages, parsed responses, error chains."""
+"""Older utility functions: formatted datasets, messages, parsed responses, error chains."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from verifiers.clients.attributes import read_completion
+from verifiers.clients.reply import to_response
 from verifiers.data.examples import Table
-from verifiers.data.messages import normalize_chat, normalize_message, strip_nones
-from verifiers.results.rows import error_chain
+from verifiers.data.messages import as_mapping, field, normalize_chat, normalize_message, strip_nones
+from verifiers.errors import VerifiersError
+from verifiers.results.rows import ErrorInfo, error_chain
 from verifiers.rollouts.state import TrajectoryStepTokens, record_tokens
-from verifiers.types import Message, Messages, Response
-
-
-async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """A semaphore of ``limit`` slots, or one that never blocks for None and numbers below 1."""
-    return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
+from verifiers.types import Message, Messages, ModelRequest, Response
 
 
 def format_dataset(
@@ -55,13 +52,35 @@ async def parse_response_messages(response: Any, message_type: str = "chat") -> 
     return [normalize_message(choice.message)]
 
 
+async def parse_response_message(response: object) -> Messages:
+    """The completion: a list of one assistant message."""
+    message = field(response, "message") or field(field(response, "choices")[0], "message")
+    return [normalize_message({"role": "assistant", **as_mapping(message, "a message")})]
+
+
 async def parse_response_tokens(
-    response: Response, message_type: str = "chat", max_seq_len: int | None = None
+    response: object, message_type: str | int | None = "chat", max_seq_len: int | None = None
 ) -> TrajectoryStepTokens | None:
-    """The response's tokens as stored in a step, None without tokens; ids are never truncated to ``max_seq_len``."""
-    is_truncated = await parse_is_truncated(response, message_type)
-    recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, is_truncated, None)
-    return recorded
+    """The tokens of a response, ours or an OpenAI object, as stored in a step; None without tokens.
+
+    With ``max_seq_len`` (also as second argument) they are cut at their end, which ``is_truncated`` says, and
+    ``overlong_prompt`` where the prompt alone is longer.
+    """
+    if isinstance(message_type, int):
+        max_seq_len = message_type
+    if not isinstance(response, Response):
+        response = to_response(read_completion(response), ModelRequest([], ""), "the response")
+    recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, response.finish_reason == "length", None)
+    if recorded is None or max_seq_len is None or recorded.num_tokens <= max_seq_len:
+        return recorded
+    room = max(0, max_seq_len - len(recorded["prompt_ids"]))
+    return TrajectoryStepTokens(
+        recorded["prompt_ids"][:max_seq_len],
+        recorded["completion_ids"][:room],
+        recorded["completion_logprobs"][:room],
+        is_truncated=True,
+        overlong_prompt=len(recorded["prompt_ids"]) > max_seq_len,
+    )
 
 
 async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
@@ -69,18 +88,44 @@ async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
     return bool(response.choices[0].finish_reason == "length")
 
 
-class ErrorChain:
-    """An exception and its causes, outermost first; ``in`` tests for a class, as in ``except``."""
+def get_error_chain(error: BaseException, parent_type: type[BaseException] | None = None) -> list[BaseException]:
+    """The exception and its causes, outermost first; with ``parent_type`` only the leading ones of that class."""
+    chain = error_chain(error)
+    if parent_type is None:
+        return chain
+    return list(itertools.takewhile(lambda link: isinstance(link, parent_type), chain))
 
-    def __init__(self, error: BaseException):
+
+def get_vf_error_chain(error: BaseException) -> list[BaseException]:
+    """The leading errors of this package in the chain of an error."""
+    return get_error_chain(error, VerifiersError)
+
+
+class ErrorChain:
+    """An exception and its causes, outermost first; ``in`` tests for a class, as in ``except``.
+
+    Two chains of the same classes are equal.
+    """
+
+    def __init__(
+        self,
+        error: BaseException,
+        build_error_chain: Callable[[BaseException], list[BaseException]] = get_error_chain,
+    ):
         self.root_error = error
-        self.chain = error_chain(error)
+        self.chain = build_error_chain(error)
 
     def __contains__(self, cls: object) -> bool:
         return isinstance(cls, type) and any(isinstance(link, cls) for link in self.chain)
 
     def __iter__(self) -> Iterator[BaseException]:
         return iter(self.chain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ErrorChain) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
     def __repr__(self) -> str:
         return " -> ".join(map(repr, self.chain))
@@ -89,9 +134,14 @@ class ErrorChain:
         return " -> ".join(type(link).__name__ for link in self.chain)
 
 
-def get_vf_error_chain(error: BaseException) -> ErrorChain:
-    """The chain of an error."""
-    return ErrorChain(error)
+def error_info(error: BaseException) -> ErrorInfo:
+    """An error as saved rollouts hold it."""
+    return ErrorInfo.of(error)
+
+
+def error_type_name(error: object) -> str:
+    """The class of an error, also of one that was saved."""
+    return str(error.get("error")) if isinstance(error, Mapping) else type(error).__name__
 
 
 def _with_json_calls(message: Message) -> dict[str, Any]:

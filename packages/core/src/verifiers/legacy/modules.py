@@ -70,6 +70,8 @@ def register() -> None:
             setattr(sys.modules[parent], last, module)
     if not any(isinstance(finder, _RealModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _RealModules())
+        for path in _RealModules.paths & sys.modules.keys():
+            _add_fallback(sys.modules[path])
 
 
 def resolve(module: str, name: str) -> Any:
@@ -90,6 +92,8 @@ def resolve(module: str, name: str) -> Any:
         if hasattr(loaded, name):
             compat.note(module, home)
             return getattr(loaded, name)
+    if substitute := compat.SUBSTITUTES.get(short, {}).get(name):
+        raise ImportError(f"{module}.{name} is not in this version; instead: {substitute}", name=module)
     root = sys.modules[PACKAGE]
     if name in {*dir(root), *compat.NAMES, *compat.LATER}:
         return _value(module, PACKAGE, name)
@@ -104,6 +108,8 @@ class _RealModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if (short := fullname.removeprefix(f"{PACKAGE}.")) != fullname and short in compat.LATER_MODULES:
+            raise ModuleNotFoundError(f"{fullname}: {compat.LATER_MODULES[short]}", name=fullname)
         spec = PathFinder.find_spec(fullname, path, target) if fullname in self.paths else None
         if spec is not None and spec.loader is not None:
             spec.loader = _WithOlderNames(spec.loader)
@@ -127,17 +133,22 @@ class _WithOlderNames(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        original = module.__dict__.get("__getattr__")
+        _add_fallback(module)
 
-        def find(name: str) -> Any:
-            if original is not None:
-                try:
-                    return original(name)
-                except AttributeError:  # not a lazy name of the module: try the older names
-                    pass
-            return resolve(module.__name__, name)
 
-        module.__dict__["__getattr__"] = find
+def _add_fallback(module: ModuleType) -> None:
+    """Set a ``__getattr__`` that also resolves older names."""
+    original = module.__dict__.get("__getattr__")
+
+    def find(name: str) -> Any:
+        if original is not None:
+            try:
+                return original(name)
+            except AttributeError:  # not a lazy name of the module: try the older names
+                pass
+        return resolve(module.__name__, name)
+
+    module.__dict__["__getattr__"] = find
 
 
 def _value(module: str, home: str, name: str) -> Any:
@@ -155,10 +166,9 @@ def _load(module: str, home: str) -> ModuleType:
             raise
         reason = f"{home} does not exist in this version"
         if home == TRAINER:
-            reason = (
-                "it is part of the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
-                "uv sync --group train"
-            )
+            from verifiers.runtime.install_lines import install_line
+
+            reason = f"it is part of the trainer, which is not installed: {install_line('verifiers-trainer')}"
         raise ModuleNotFoundError(f"{module}: {reason}", name=module) from None
 
 

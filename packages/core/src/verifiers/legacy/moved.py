@@ -163,9 +163,11 @@ class _Alias(Loader):
         except ModuleNotFoundError as error:
             if error.name != package or package not in DISTRIBUTIONS:
                 raise
+            from verifiers.runtime.install_lines import install_line
+
             raise ModuleNotFoundError(
                 f"{spec.name} is now {self._new}, in a package that is not installed; "
-                f"install with: pip install {DISTRIBUTIONS[package]}",
+                f"install with: {install_line(DISTRIBUTIONS[package])}",
                 name=spec.name,
             ) from error
         self._spec = module.__spec__

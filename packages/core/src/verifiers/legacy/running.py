@@ -40,6 +40,7 @@ def rollout_results(
         base_url=str(getattr(client, "base_url", "") or ""),
         sampling_args=dict(gen_sampling_args or {}),
         time=0.0 if start_time is None else time.time() - start_time,
+        success_metric=env.rubric.success_metric,
         pass_threshold=env.pass_threshold,
         state_columns=list(state_columns or ()),
         path_to_save=None if results_path is None else str(results_path),

@@ -15,7 +15,7 @@ from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
 from verifiers.results.rows import RolloutOutput, json_ready, state_to_output
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import encode_row
-from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, default_root, is_complete, read_metadata
+from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, is_complete, read_metadata
 from verifiers.storage.files import atomic_write
 
 MUST_AGREE = ("env_id", "model", "rollouts_per_example")
@@ -74,12 +74,6 @@ def validate_resume_metadata(results_path: str | Path, **facts: object) -> None:
         raise RunMismatch(f"{results_path} contains another run: {text}", differences=differences)
 
 
-def extract_usage_tokens(response: object) -> tuple[int, int]:
-    """(prompt tokens, completion tokens) as counted by the server; (0, 0) without counts."""
-    usage = getattr(response, "usage", None)
-    return getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
-
-
 class GenerateOutputsBuilder:
     """Collects saved rollouts into ``GenerateOutputs``; ``facts`` are fields of its metadata."""
 
@@ -116,7 +110,8 @@ def find_latest_incomplete_eval_results_path(
 ) -> Path | None:
     """The most recently written incomplete run of this environment and model; None without one."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
-    root = default_root(env_id) if env_dir_path is None else Path(env_dir_path, module)
+    own = Path("environments", module)
+    root = (own if own.is_dir() else Path()) if env_dir_path is None else Path(env_dir_path, module)
     criteria = {"env_id": env_id, "model": model, "num_examples": num_examples}
     criteria["rollouts_per_example"] = rollouts_per_example
     matches = []

@@ -6,14 +6,18 @@ delegate calls without a ``State`` to this module, which builds states and calls
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from verifiers.errors import ConfigError
+from verifiers.data.messages import field
+from verifiers.data.tool_schema import shortened
+from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
+from verifiers.rubrics.functions import rollout_value
 from verifiers.rubrics.scoring import each, leave_unscored
-from verifiers.runtime.sync_async import blocking, dual
+from verifiers.runtime.sync_async import blocking, dual, maybe_await
 
 FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")
 """Order of the positional arguments of ``score_rollout(prompt, completion, answer, state)``."""
@@ -72,6 +76,26 @@ def score_rollouts_sync(rubric: Rubric, *args: object, **kwargs: object) -> Roll
         return result
 
     return blocking(scores)
+
+
+async def score_group_by_columns(rubric: Rubric, states: Sequence[State]) -> None:
+    """Score a group by an overridden ``score_rollouts``: columns in, rewards and metrics out.
+
+    Versions that had it passed it all rollouts of a run; here it scores one group at a time.
+    *Raises* ScoringError when it returns another number of rewards.
+    """
+    columns: dict[str, Any] = {f"{name}s": [rollout_value(state, name) for state in states] for name in FIELD_ORDER}
+    declared = inspect.signature(rubric.score_rollouts).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared.values())
+    further = {"max_concurrent": -1, "apply_weights": True}
+    columns |= {name: value for name, value in further.items() if takes_all or name in declared}
+    scores = await maybe_await(rubric.score_rollouts(**columns))
+    rewards, metrics = field(scores, "reward"), field(scores, "metrics") or {}
+    if rewards is None or len(rewards) != len(states):
+        raise ScoringError(f"score_rollouts returned {shortened(rewards)} for {len(states)} rollouts; return one each")
+    for index, state in enumerate(states):
+        state["reward"] = float(rewards[index])
+        state["metrics"].update((name, values[index]) for name, values in metrics.items())
 
 
 def score_nothing(rubric: Rubric, state: State) -> None:

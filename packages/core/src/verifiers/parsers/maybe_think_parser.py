@@ -16,9 +16,9 @@ class MaybeThinkParser(ThinkParser):
     """
 
     def parse(self, text: str) -> Any:
-        """``extract_fn`` of the stripped text after the last ``</think>``; of the whole text without one."""
+        """``extract_fn`` of the stripped text after the last ``</think>``; of the whole stripped text without one."""
         _, closed, tail = text.rpartition(CLOSE)
-        return self.extract_fn(tail.strip() if closed else text)
+        return self.extract_fn((tail if closed else text).strip())
 
     def format_reward(self, completion: Any) -> float:
         """1.0: thinking is optional."""

@@ -6,6 +6,8 @@ answers.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,11 @@ class Parser(Identified):
 
     def __init__(self, extract_fn: Callable[[str], Any] = identity):
         self.extract_fn = extract_fn
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """Named after its class."""
+        return logging.getLogger(f"{type(self).__module__}.{type(self).__name__}")
 
     def parse(self, text: str) -> Any:
         """``extract_fn(text)``."""

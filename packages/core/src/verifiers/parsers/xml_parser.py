@@ -19,7 +19,7 @@ from verifiers.parsers.parser import Parser, identity
 class XMLParser(Parser):
     """Reads ``fields`` from tags. A field is a name, or a tuple of alternatives of which the first is canonical.
 
-    Raises: ``ConfigError`` for no fields, an empty or a repeated name; ``TypeError`` for a name that is no string.
+    Raises: ``ConfigError`` for an empty or a repeated name; ``TypeError`` for a name that is no string.
 
     >>> parser = XMLParser(["reasoning", ("answer", "result")])
     >>> parser.parse("<reasoning>two twos</reasoning><result> 4 </result>")
@@ -47,8 +47,6 @@ class XMLParser(Parser):
         self.field_sets: tuple[tuple[str, ...], ...] = tuple(_alternatives(one) for one in fields)
         self.answer_field = answer_field
         names = [name for names in self.field_sets for name in names]
-        if not names:
-            raise ConfigError("XMLParser needs at least one field, for example XMLParser(['reasoning', 'answer'])")
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"XMLParser fields repeat {', '.join(sorted(repeated))}; every name may stand once")
 
@@ -64,12 +62,13 @@ class XMLParser(Parser):
         return SimpleNamespace(**found)
 
     def parse_answer(self, completion: Any) -> Any:
-        """``extract_fn`` of the last ``answer_field`` in the text, or in the newest assistant message that has one.
+        """``extract_fn`` of the ``answer_field``: the last one in a text, the first one in the newest message with one.
 
-        None when no message has it.
+        None when nothing has it.
         """
+        is_text = isinstance(completion, str)
         for message in reversed(self.get_assistant_messages(completion)):
-            answer = getattr(self.parse(message_text(message), last=True), self.answer_field, None)
+            answer = getattr(self.parse(message_text(message), last=is_text), self.answer_field, None)
             if answer is not None:
                 return self.extract_fn(answer)
         return None
@@ -102,11 +101,12 @@ class XMLParser(Parser):
         return "\n".join(blocks)
 
     def format_reward(self, completion: Any) -> float:
-        """Mean over assistant messages of 0.4 · share of fields present + 0.2 for all + 0.2 first + 0.2 last.
+        """Mean over assistant messages of 0.4 · share of fields + 0.2 for a tag + 0.2 first + 0.2 last.
 
-        *All*: every field is there, complete. *First*: the text starts with a tag of the first field; *last*: it ends
-        with a closing tag of the last. A message without any field gets 0.0, and so does a completion without messages.
-        Where a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
+        *Share*: of the fields with an opening or a closing tag; 0 unless one of them is complete. *First*: the text
+        starts with a tag of the first field; *last*: it ends with a closing tag of the last. A message without any tag
+        gets 0.0, and so does a completion without messages. Where a field is named ``think``, ``reasoning_content``
+        counts as that field, at the start.
         """
         return self._mean_over_assistant_messages(completion, self._message_reward)
 
@@ -114,13 +114,13 @@ class XMLParser(Parser):
         text = message_text(message).strip()
         if message_field(message, "reasoning_content") and any("think" in names for names in self.field_sets):
             text = f"<think></think>{text}"
-        found = self.parse(text, strip=False)
-        present = [any(getattr(found, name, None) is not None for name in names) for names in self.field_sets]
-        if not any(present):
+        tagged = [any(f"<{n}>" in text or f"</{n}>" in text for n in names) for names in self.field_sets]
+        if not any(tagged):
             return 0.0
+        is_complete = any(content is not None for content in vars(self.parse(text, strip=False)).values())
         first = any(text.startswith(f"<{name}>") for name in self.field_sets[0])
         last = any(text.endswith(f"</{name}>") for name in self.field_sets[-1])
-        return (4 * sum(present) / len(present) + 2 * all(present) + 2 * first + 2 * last) / 10
+        return (4 * is_complete * sum(tagged) / len(tagged) + 2 + 2 * first + 2 * last) / 10
 
 
 def _alternatives(field: object) -> tuple[str, ...]:
@@ -144,10 +144,9 @@ def _first_content(text: str, tag: str) -> str | None:
 
 
 def _last_content(text: str, tag: str) -> str | None:
-    """The same for the last opening tag that is closed."""
-    last_close = text.rfind(f"</{tag}>")
-    start = text.rfind(f"<{tag}>", 0, max(last_close, 0))
-    if start < 0:
-        return None
-    start += len(tag) + 2
-    return text[start : text.find(f"</{tag}>", start)]
+    """The same for the last of the contents that follow each other: an opening tag inside one is part of it."""
+    content, end = None, 0
+    while (start := text.find(f"<{tag}>", end)) >= 0 and (close := text.find(f"</{tag}>", start)) >= 0:
+        content = text[start + len(tag) + 2 : close]
+        end = close + len(tag) + 3
+    return content

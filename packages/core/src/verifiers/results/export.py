@@ -58,14 +58,14 @@ def _disk_rows(outputs: Sequence[RolloutOutput]) -> list[dict[str, Any]]:
     counts: dict[str, int] = {}
     rows = []
     for output in outputs:
-        example_hash = output.get("example_hash") or _hash_of(output)
+        example_hash = output.get("example_hash") or content_hash(output)
         sibling = output.get("sibling", counts.get(example_hash, 0))
         counts[example_hash] = sibling + 1
         rows.append(row_for_disk(output, example_hash, sibling, output.get("attempts") or 1))
     return rows
 
 
-def _hash_of(output: Mapping[str, Any]) -> str:
+def content_hash(output: Mapping[str, Any]) -> str:
     """A substitute for the hash of the dataset row, from the columns that the output has."""
     columns = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
     return hashlib.sha256(canonical_json(columns)).hexdigest()

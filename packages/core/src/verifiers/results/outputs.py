@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS
 from verifiers.errors import ConfigError, UsageError
-from verifiers.results.export import average_rewards, rows_to_dataset, save
+from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
+from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
+from verifiers.results.export import average_rewards, content_hash, rows_to_dataset, save
+from verifiers.results.notebook import results_html
 from verifiers.results.rows import ErrorInfo, RolloutOutput, example_key, json_ready, output_to_state
-from verifiers.results.statistics import clustered_stderr, mean, pass_rates, percentile
+from verifiers.results.statistics import clustered_stderr, known, mean, pass_rates, percentile
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
+from verifiers.rubrics.scoring import SUCCESS
 from verifiers.runtime.suggest import check_keywords
+from verifiers.runtime.sync_async import Finished
 from verifiers.types import AttributeDict
 
 COLUMNS = {
@@ -48,7 +53,7 @@ COLUMNS = {
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
-class GenerateOutputs:
+class GenerateOutputs(Finished):
     """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
 
     >>> from verifiers.testing import ScriptedClient
@@ -140,6 +145,10 @@ class GenerateOutputs:
     def __repr__(self) -> str:
         return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the results."""
+        return results_html(self.summary(), self.outputs)
+
     def get(self, name: str, default: object = None) -> Any:
         return self[name] if name in self else default
 
@@ -157,19 +166,21 @@ class GenerateOutputs:
     def summary(self) -> dict[str, Any]:
         """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
 
-        Beside the fields of the metadata: ``path``, ``seconds``, ``errors`` (cause -> count), ``unscored``
-        ("cause in function" -> count) and ``latency``.
+        Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``, ``seconds``, ``errors``
+        (cause -> count), ``unscored`` ("cause in function" -> count) and ``latency``.
         """
         names = (
             "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-            "reward_stderr avg_metrics avg_error pass_at_k pass_all_k pass_threshold stop_conditions usage cost_usd "
-            "resumed env_args sampling_args status"
+            "reward_stderr success_metric avg_success success_stderr avg_metrics avg_error pass_at_k "
+            "pass_at_k_interval pass_all_k pass_threshold stop_conditions usage cost_usd "
+            "resumed env_args sampling_args status stopped spent"
         ).split()
         facts = {name: self.metadata.get(name) for name in names}
         numbers: dict[str, Any] = json_ready(
             facts
             | {
                 "path": self.metadata.get("path_to_save"),
+                "usage": total_usage(self.outputs),
                 "seconds": self.metadata.get("time"),
                 "errors": errors_by_cause(self.outputs),
                 "unscored": unscored_by_function(self.outputs),
@@ -178,9 +189,107 @@ class GenerateOutputs:
         )
         return numbers
 
+    def filter(self, keep: Callable[[RolloutOutput], object]) -> GenerateOutputs:
+        """The rollouts for which ``keep(rollout)`` holds, as results; their statistics are computed anew.
+
+        >>> from verifiers.testing import ScriptedClient
+        >>> rows = [{"question": "1 + 1", "answer": "2"}, {"question": "1 + 2", "answer": "3"}]
+        >>> env = vf.SingleTurnEnv(
+        ...     dataset=rows, rubric=vf.Rubric([lambda completion, answer: completion[-1].content == answer])
+        ... )
+        >>> results = env.evaluate(ScriptedClient("2"), "m")
+        >>> wrong = results.filter(lambda rollout: rollout["reward"] < 1)
+        >>> len(wrong), wrong.metadata.avg_reward, wrong.rollout(1).answer
+        (1, 0.0, '3')
+        """
+        indices = [index for index, output in enumerate(self.outputs) if keep(output)]
+        outputs = [self.outputs[index] for index in indices]
+        facts = {name: value for name, value in self.metadata.items() if name in FACTS}
+        states = None if self._states is None else [self._states[index] for index in indices]
+        return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts), states)
+
+    def rollout(self, example_id: object, sibling: int = 0) -> RolloutOutput:
+        """One rollout of an example; ``sibling`` counts its rollouts from 0.
+
+        *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not have.
+        """
+        siblings = [output for output in self.outputs if output["example_id"] == example_id]
+        if not siblings:
+            raise KeyError(f"results have no example {example_id!r}; their ids are in results['example_ids']")
+        if not 0 <= sibling < len(siblings):
+            raise IndexError(
+                f"example {example_id!r} has {len(siblings)} rollouts: sibling is 0 to {len(siblings) - 1}"
+            )
+        return siblings[sibling]
+
+    def compare(
+        self,
+        *others: GenerateOutputs,
+        metrics: Sequence[str] = ("reward",),
+        detect: float = DETECT,
+        anyway: bool = False,
+    ) -> Comparison:
+        """Compare other results with these, example by example; see ``comparison.compare_runs``.
+
+        *Raises* ConfigError for a metric that none of them has.
+
+        >>> from verifiers.testing import ScriptedClient
+        >>> def right(completion, answer): return float(completion[-1].content == answer)
+        >>> rows = [{"question": str(n), "answer": "2"} for n in range(8)]
+        >>> env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]))
+        >>> before, after = (env.evaluate(ScriptedClient(text), "m", num_examples=-1) for text in "12")
+        >>> found = before.compare(after).differences[0]
+        >>> found.difference, found.won, found.verdict, round(found.p, 4)
+        (1.0, 8, 'better', 0.0078)
+        """
+        named = [(f"run {number}", results, None) for number, results in enumerate((self, *others), 1)]
+        return compare_runs(measured(named), metrics, detect=detect, anyway=anyway)
+
+    def agreement(self, labels: str, metric: str = "reward", threshold: float = THRESHOLD) -> Agreement:
+        """Compare a judge's metric with the labels in a column, ``human`` or ``info.human``; see ``agreement``.
+
+        *Raises* ConfigError for a metric that the results lack, and when no rollout has a label.
+
+        >>> from verifiers.testing import ScriptedClient
+        >>> rows = [{"question": str(n), "info": {"human": n < 6}} for n in range(12)]
+        >>> env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([lambda prompt: float(prompt[-1].content < "7")]))
+        >>> found = env.evaluate(ScriptedClient("x"), "m", num_examples=-1).agreement("info.human")
+        >>> found.num_labelled, round(found.kappa, 2), found.false_yes, round(found.corrected_mean, 2)
+        (12, 0.5, 3, 0.5)
+        """
+        if metric != "reward" and metric not in self["metrics"]:
+            raise ConfigError(f"no rollout has the metric {metric!r}; there are reward, {', '.join(self['metrics'])}")
+        return agreement(
+            self["rewards"] if metric == "reward" else self["metrics"][metric],
+            [label_of(output, labels) for output in self.outputs],
+            [example_key(output) for output in self.outputs],
+            metric=metric,
+            column=labels,
+            threshold=threshold,
+        )
+
     def to_dataset(self) -> Any:
         """The rollouts as a ``datasets.Dataset``; unknown numbers are null."""
         return rows_to_dataset(self.outputs)
+
+    def to_arrow(self) -> Any:
+        """The rollouts as a ``pyarrow.Table``, one row per rollout; unknown numbers are null."""
+        return self.to_dataset().data.table
+
+    def to_pandas(self) -> Any:
+        """The rollouts as a ``pandas.DataFrame``, one row per rollout; unknown numbers are NaN."""
+        return self.to_dataset().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The rollouts as a ``polars.DataFrame``, one row per rollout; unknown numbers are null.
+
+        *Raises* ConfigError where polars is not installed.
+        """
+        try:
+            import polars
+        except ModuleNotFoundError as error:
+            raise ConfigError("to_polars needs polars, which is not installed: pip install polars") from error
+        return polars.from_arrow(self.to_arrow())
 
     def save(self, path: str | Path) -> None:
         """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
@@ -208,6 +317,27 @@ class GenerateOutputs:
                 'states are not available; run with keep_states=True, or save them with state_columns=["trajectory"]'
             )
         return [output_to_state(output) for output in self.outputs]
+
+
+def measured(runs: Sequence[tuple[str, GenerateOutputs, Mapping[str, Any] | None]]) -> list[Measured]:
+    """Runs as ``comparison`` needs them, from (name, results, configuration or None).
+
+    Examples are matched by the hashes of their rows; where one of the runs has none, by prompt, answer, task and info.
+    """
+    has_hashes = all(output.get("example_hash") for _, results, _ in runs for output in results.outputs)
+    found = []
+    for name, results, config in runs:
+        values: dict[str, dict[Any, list[float]]] = {"reward": {}}
+        for output in results.outputs:
+            key = output["example_hash"] if has_hashes else content_hash(output)
+            for metric, value in ({**output["metrics"], "reward": output["reward"]}).items():
+                values.setdefault(metric, {}).setdefault(key, []).append(value)
+        facts = results.metadata
+        known_config = {key: facts.get(key) for key in ("env_args", "env_version")} if config is None else config
+        found.append(
+            Measured(name, facts.get("env_id") or "", values, facts.get("model") or "", known_config, facts["status"])
+        )
+    return found
 
 
 def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
@@ -281,7 +411,8 @@ FACTS: dict[str, Any] = {
     "sampling_args": {},
     "date": "",
     "time": 0.0,
-    "pass_threshold": 0.5,
+    "success_metric": None,
+    "pass_threshold": None,
     "state_columns": [],
     "path_to_save": None,
     "tools": None,
@@ -292,18 +423,33 @@ FACTS: dict[str, Any] = {
     "resumed": 0,
     "outside_plan": [],
     "changed_code": [],
+    "served_models": {},
     "local_model": None,
     "prices": None,
+    "stopped": None,
+    "spent": None,
+    "origin": None,
+    "cached": None,
 }
 """Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
-``local_model``: ``name file sha256 quantisation`` of a model in this process; ``outside_plan``: keys of saved rollouts
-outside the plan, which are not counted; ``changed_code``: files and functions that were changed between two sessions of
-the run; ``prices``: see ``clients.protocol.prices_of``."""
+``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its task; ``pass_threshold``: where
+none is named, the reward that does; ``local_model``: ``name file sha256 quantisation`` of a model in this process;
+``outside_plan``: keys of saved rollouts outside the plan, which are not counted; ``changed_code``: files and functions
+that were changed between two sessions of the run; ``served_models``: names under which the server answered, each with
+its number of rollouts, where it is not the requested name alone; ``prices``: see ``clients.protocol.prices_of``;
+``stopped``: ``low high num_examples against`` of the interval that ended the run before its plan; ``spent``: ``usd
+tokens requests lost max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
+fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again; ``cached``: ``folder
+hits misses`` of the last call with a cache."""
 
 
 class GenerateMetadata(AttributeDict):
     """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
-    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
+    avg_success success_stderr avg_metrics avg_error stop_conditions pass_at_k pass_at_k_interval pass_all_k usage
+    cost_usd``. ``time_ms``: ``time`` in milliseconds.
+
+    ``avg_success`` is the share of solved rollouts, NaN where nothing says what solved means: a graded reward, and
+    neither a success metric nor a ``pass_threshold``; pass@k is empty then. Intervals are 95 %, over the examples.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
@@ -322,7 +468,8 @@ class GenerateMetadata(AttributeDict):
         date: str
         time: float
         time_ms: float
-        pass_threshold: float
+        success_metric: str | None
+        pass_threshold: float | None
         state_columns: list[str]
         path_to_save: str | None
         tools: list[Any] | None
@@ -333,8 +480,13 @@ class GenerateMetadata(AttributeDict):
         resumed: int
         outside_plan: list[str]
         changed_code: list[str]
+        served_models: dict[str, int]
         local_model: dict[str, Any] | None
         prices: dict[str, float] | None
+        stopped: dict[str, Any] | None
+        spent: dict[str, Any] | None
+        origin: dict[str, Any] | None
+        cached: dict[str, Any] | None
         num_examples: int
         rollouts_per_example: int
         num_rollouts: int
@@ -342,12 +494,15 @@ class GenerateMetadata(AttributeDict):
         num_unscored: int
         avg_reward: float
         reward_stderr: float
+        avg_success: float
+        success_stderr: float
         avg_metrics: dict[str, float]
         avg_error: float
         stop_conditions: dict[str, int]
         pass_at_k: dict[str, float]
+        pass_at_k_interval: dict[str, tuple[float, float]]
         pass_all_k: dict[str, float]
-        usage: dict[str, int]
+        usage: dict[str, float]
         cost_usd: float | None
 
     @classmethod
@@ -370,11 +525,32 @@ class GenerateMetadata(AttributeDict):
         return metadata
 
 
-def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float) -> dict[str, Any]:
+def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = None) -> list[float]:
+    """Whether each rollout solved its task: 1, 0, or NaN where that is unknown.
+
+    It is the metric ``success``; without one whether the reward reaches ``threshold``, or the reward itself where no
+    threshold is given. All are NaN when one of them is neither 0 nor 1: a graded reward does not say what solved means.
+
+    >>> graded = [{"reward": 0.7, "metrics": {}}, {"reward": 1.0, "metrics": {}}]
+    >>> successes(graded), successes(graded, 0.5)
+    ([nan, nan], [1.0, 1.0])
+    """
+    values = []
+    for output in outputs:
+        reward = output["reward"]
+        if threshold is not None and not math.isnan(reward):
+            reward = float(reward >= threshold)
+        values.append(output["metrics"].get(SUCCESS, reward))
+    is_strict = all(value in (0.0, 1.0) for value in known(values))
+    return values if is_strict else [math.nan] * len(values)
+
+
+def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float | None) -> dict[str, Any]:
     rewards = [output["reward"] for output in outputs]
     examples = [example_key(output) for output in outputs]
     failed = [output["error"] is not None and is_rollout_error(output) for output in outputs]
-    pass_any, pass_all = pass_rates(rewards, examples, siblings, threshold)
+    solved = successes(outputs, threshold)
+    passed = pass_rates(solved, examples, siblings)
     metrics = [output["metrics"] for output in outputs]
     names = dict.fromkeys(name for measured in metrics for name in measured)
     return {
@@ -383,12 +559,15 @@ def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: floa
         "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
         "avg_reward": mean(rewards),
         "reward_stderr": clustered_stderr(rewards, examples),
+        "avg_success": mean(solved),
+        "success_stderr": clustered_stderr(solved, examples),
         "avg_metrics": {n: mean([measured.get(n, math.nan) for measured in metrics]) for n in names},
         "avg_error": sum(failed) / len(outputs) if outputs else 0.0,
         "stop_conditions": dict(Counter([str(o["stop_condition"]) for o in outputs if o["stop_condition"]])),
-        "pass_at_k": pass_any,
-        "pass_all_k": pass_all,
-        "usage": _total_usage(outputs),
+        "pass_at_k": passed.any_of,
+        "pass_at_k_interval": passed.any_of_interval,
+        "pass_all_k": passed.all_of,
+        "usage": _mean_usage(outputs),
     }
 
 
@@ -423,13 +602,21 @@ def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
     }
 
 
-def _total_usage(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+def total_usage(outputs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The sum of each count over the rollouts."""
     total: dict[str, int] = {}
     for output in outputs:
         for name, count in (output["token_usage"] or {}).items():
             if count:
                 total[name] = total.get(name, 0) + count
     return total
+
+
+def _mean_usage(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
+    """The mean of each count over the rollouts that have counts."""
+    counted = [output["token_usage"] for output in outputs if output["token_usage"]]
+    names = dict.fromkeys(name for usage in counted for name in usage)
+    return {name: sum(usage.get(name, 0) for usage in counted) / len(counted) for name in names}
 
 
 def cost_usd(prices: Mapping[str, float] | None, outputs: Iterable[Mapping[str, Any]]) -> float | None:

@@ -157,7 +157,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         token_usage=dict(state["usage"]),
         tool_defs=state["tool_defs"],
     )
-    for name in state_columns or ():
+    for name in (*(state_columns or ()), *state.saved_columns):
         if name not in output:
             output[name] = _column(name, state.get(name))
     return _with_flat_metrics(output)

@@ -39,8 +39,8 @@ from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.runtime.deadlines import Deadline
-from verifiers.runtime.sync_async import Done, maybe_await
-from verifiers.types import StopReason
+from verifiers.runtime.sync_async import Done, maybe_await, started
+from verifiers.types import StopReason, Tool
 
 TURN_GUARD = 1000
 """Turn limit of an environment that sets no ``max_turns``."""
@@ -100,12 +100,17 @@ async def first_stop(env: object, state: State) -> str | None:
     return await _first(env, state, stop_conditions(cls))
 
 
-async def is_completed(env: Any, *args: Any, **named_arguments: Any) -> bool:
+def is_completed(env: Any, *args: Any, **named_arguments: Any) -> Any:
     """Whether a stop condition holds: ``is_completed(state)``, or in the older form ``is_completed(messages, state)``.
 
-    An override of this method is a condition; ``await super().is_completed(…)`` evaluates all others.
+    An override of this method is a condition; ``await super().is_completed(…)`` evaluates all others. The answer of
+    conditions that do not wait is also there without ``await``.
     """
     state = named_arguments["state"] if "state" in named_arguments else args[-1]
+    return started(_other_condition_holds(env, state if isinstance(state, State) else State(state)))
+
+
+async def _other_condition_holds(env: Any, state: State) -> bool:
     cls: Any = type(env)
     others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
     return await _first(env, state, others) is not None
@@ -116,7 +121,7 @@ async def _first(env: Any, state: State, conditions: list[Condition]) -> str | N
     try:
         for name, condition, extras in conditions:
             holds = condition(env, state, **extra_arguments(env, state, extras)) if extras else condition(env, state)
-            if holds is not False and holds is not True and inspect.isawaitable(holds):
+            if type(holds) is not Done and holds is not False and holds is not True and inspect.isawaitable(holds):
                 holds = await holds
             if holds:
                 return name
@@ -295,6 +300,8 @@ def new_state(
     state["prompt"] = normalize_messages(state["prompt"], env.message_type)
     if isinstance(state["info"], str):
         state["info"] = json.loads(state["info"])
+    if isinstance(state["info"], Mapping) and (own := state["info"].get("tool_defs") or state["info"].get("oai_tools")):
+        state["tool_defs"] = [Tool.from_wire(tool) for tool in own]  # the row's tools, before those of the environment
     if (run := current_run.get()) is not None:
         state.run, state.seed_key = run
     env.close_at_exit()

@@ -24,7 +24,8 @@ import numpy as np
 
 from verifiers.errors import cause_of
 from verifiers.runtime.redaction import redacted_text
-from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, Turn
+from verifiers.runtime.sync_async import Finished
+from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, Turn, float_array
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
 
@@ -87,7 +88,7 @@ class InputView(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
-class State(dict[str, Any]):
+class State(dict[str, Any], Finished):
     """Everything about one rollout, from its dataset row to its reward. Other keys belong to the author.
 
     The row's columns are at the top level, and ``state["input"]`` is a live view of them. ``reward`` is None until
@@ -109,6 +110,8 @@ class State(dict[str, Any]):
     """Example and sibling, from which the sampling seeds are derived together with the run's seed."""
     attempts: int = 1
     """How often the rollout was run."""
+    saved_columns: tuple[str, ...] = ()
+    """Keys that are saved with the rollout, beside those that the run asks for; set by the environment."""
     cleaned_up: bool = False
     """Whether the rubric's clean-up handlers have already run, in the worker that ran the rollout."""
 
@@ -162,6 +165,8 @@ class State(dict[str, Any]):
         if not self.COMPUTED.isdisjoint(values):
             for name in self.COMPUTED:
                 dict.pop(self, name, None)
+        self.counted: list[Response] = []
+        """Responses since the newest turn whose tokens are in ``usage``."""
         for key, fresh in _FRESH:
             if dict.__getitem__(self, key) is None:
                 dict.__setitem__(self, key, fresh())
@@ -236,11 +241,11 @@ class State(dict[str, Any]):
         )
 
     def _env_turn_rewards(self) -> tuple[float, ...]:
-        """The environment's rewards of the turns with tokens; empty when all are 0. Scoring fills in the rollout's."""
+        """The environment's rewards of the trained turns; empty when all are 0. Scoring fills in the rollout's."""
         steps, rewards = self["trajectory"], self.turn_rewards
         if rewards is None or len(rewards) != len(steps):  # read from a file
             rewards = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
-        sampled = [r for step, r in zip(steps, rewards, strict=True) if dict.__getitem__(step, "tokens") is not None]
+        sampled = [reward for step, reward in zip(steps, rewards, strict=True) if is_trained(step)]
         numbers = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in sampled]
         return tuple(numbers) if any(numbers) else ()
 
@@ -292,7 +297,7 @@ class TrajectoryStepTokens(AttributeDict):
             prompt_mask=None,
             completion_ids=np.asarray(completion_ids, np.int32),
             completion_mask=None,
-            completion_logprobs=np.asarray(completion_logprobs, np.float32),
+            completion_logprobs=float_array(completion_logprobs),
             overlong_prompt=overlong_prompt,
             is_truncated=is_truncated,
             version=version,
@@ -342,7 +347,7 @@ class TrajectoryStepTokens(AttributeDict):
         return ids
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(prompt ids int32 [P], completion ids int32 [C], log-probabilities float32 [C])."""
+        """(prompt ids int32 [P], completion ids int32 [C], log-probabilities float64 or float32 [C])."""
         return (
             self.prompt_array(),
             dict.__getitem__(self, "completion_ids"),
@@ -366,7 +371,7 @@ class TrajectoryStepTokens(AttributeDict):
         if key in ("prompt_ids", "completion_ids"):
             value = np.asarray(value, np.int32)
         elif key == "completion_logprobs":
-            value = np.asarray(value, np.float32)
+            value = float_array(value)
         super().__setitem__(key, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -548,15 +553,20 @@ def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: Traj
     )
 
 
+def is_trained(step: TrajectoryStep) -> bool:
+    """Whether a step is a turn to train: it has tokens, and its environment does not leave it out."""
+    return dict.__getitem__(step, "tokens") is not None and step["extras"].get("is_trained", True) is not False
+
+
 def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
-    """The turns of the steps that have tokens; linear in their tokens while each prompt continues the turn before."""
+    """The turns of the trained steps; linear in their tokens while each prompt continues the turn before."""
     turns: list[Turn] = []
     run: list[tuple[TrajectoryStepTokens, bool, int]] = []
     before, end, shared_of_first = None, 0, 0
     for step in steps:
-        tokens = dict.__getitem__(step, "tokens")
-        if tokens is None:
+        if not is_trained(step):
             continue
+        tokens = dict.__getitem__(step, "tokens")
         shared = tokens.shared if tokens.previous is before else 0
         if run and shared < end:
             turns += _continued_turns(run, shared_of_first)

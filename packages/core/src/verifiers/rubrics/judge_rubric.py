@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from verifiers.clients.local import find_model
 from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, ClientLike, ModelLike
 from verifiers.clients.resolve import as_client, client_and_model
+from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
-from verifiers.errors import ConfigError, RunError, ScoringError
+from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError
 from verifiers.rubrics import judging
 from verifiers.rubrics.functions import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
@@ -35,13 +36,9 @@ ANSWER_SHARE = 0.9
 """Fraction of ``timeout_s`` for one judge, so that the other verdicts count when one judge does not answer."""
 
 
-class JudgeOptions(ScoringOptions, total=False):
-    """Parameters of ``JudgeRubric`` except ``parser``, for the constructors of its subclasses."""
+class ScoreOptions(ScoringOptions, total=False):
+    """Parameters of ``JudgeRubric`` on functions and scores, for the constructors of its subclasses."""
 
-    judge_client: ClientLike | Mapping[str, ClientLike] | None
-    judge_model: ModelLike
-    judge_sampling_args: Mapping[str, Any] | None
-    judge_prompt: str
     judge_models: Sequence[ModelLike] | None
     aggregation: judging.Aggregation
     score_range: Sequence[float] | None
@@ -139,8 +136,15 @@ class JudgeRubric(Rubric):
                 f"known: pass funcs=[…] with functions that take `judge`, or judge_models=[{model!r}] for judge_score",
                 key="funcs",
             )
-        if isinstance(self.judge_client, EnvironmentClient):
-            self.judge_client.check(self.judge_models)
+        for model in self.judge_models:
+            client = self._client_for(model)
+            if isinstance(client, EnvironmentClient):
+                client.check([model])
+            elif check := getattr(self._client_of(model)[0], "check_key", None):
+                try:
+                    check()
+                except MissingKeyError as error:
+                    raise ConfigError(f"the judge {_label(model)!r}: {error}", key="judge_client") from error
 
     # --- judge calls
 
@@ -231,8 +235,13 @@ class JudgeRubric(Rubric):
         limit_s = None if self.timeout_s is None else ANSWER_SHARE * self.timeout_s
         try:
             client, name = self._client_of(model)
+            check_metered(client)
             request = ModelRequest(
-                [UserMessage(question)], name, sampling_args=dict(self.judge_sampling_args), timeout_s=limit_s
+                [UserMessage(question)],
+                name,
+                sampling_args=dict(self.judge_sampling_args),
+                timeout_s=limit_s,
+                sample="",
             )
             async with asyncio.timeout(limit_s):
                 return await client.complete(request)
@@ -254,6 +263,8 @@ class JudgeRubric(Rubric):
 
 class EnvironmentClient:
     """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for the local model; created at the first call."""
+
+    is_metered = True
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.data.messages import field, message_text
+from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.runtime.suggest import closest
 
@@ -61,12 +62,12 @@ Explain your judgement briefly. Then end with the score, a plain number{{score_r
 <score>number</score>"""
 """Asks for a number in the format that ``read_score`` parses."""
 
-MATH_JUDGE_PROMPT = f"""\
+MATH_VERDICT_PROMPT = f"""\
 Decide whether the final answer of a response is the reference answer: the same value or expression, however written.
 
 {_DATA}
-Compare briefly. Then end with 1 if the final answers are the same and 0 if they are not, in this form:
-<score>1 or 0</score>"""
+Compare briefly. Then end with one letter in a box, in this form: \\boxed{{{{A}}}}
+A: the final answers are the same. B: they differ. C: the response has no final answer, is cut off or refuses."""
 
 _SLOT = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _TAG_IN_DATA = re.compile(
@@ -229,6 +230,19 @@ def read_yes_no(text: str) -> bool:
     if verdict not in ("yes", "no"):
         raise ScoringError(f"the judge returned {text[:MAX_SCORE_CHARS]!r} instead of yes or no")
     return verdict == "yes"
+
+
+def read_letter(text: str, letters: str = "ABC") -> str:
+    """The letter in the last box of a judge's text, or the only letter of its text. *Raises* ScoringError without one.
+
+    >>> read_letter("They agree: \\\\boxed{A} - CORRECT"), read_letter(" b.")
+    ('A', 'B')
+    """
+    boxed = extract_boxed_answer(text, strict=True) or text
+    letter = boxed.strip(" \t\r\n.*`'\"").upper()
+    if len(letter) != 1 or letter not in letters:
+        raise ScoringError(f"the judge returned {boxed[:MAX_SCORE_CHARS]!r} instead of one letter of {letters}")
+    return letter
 
 
 def _read_tag(text: str, tag: str, score_range: ScoreRange | None) -> float:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Unpack
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
+from verifiers.parsers.think_parser import OPEN
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.runtime.signatures import spell_out
@@ -29,6 +30,10 @@ class MathRubric(Rubric):
     The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not count. The
     result of another parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
     number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` count as wrong.
+
+    ``strict`` refuses what the engine alone accepts: a list beside a single gold answer (``[A, A]``), a sum that is not
+    worked out beside a plain number, a false equation (``A + 1 = A``), and a box inside thinking that has no end.
+    ``strict=False`` scores as older versions did.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 
@@ -49,10 +54,11 @@ class MathRubric(Rubric):
         timeout_seconds: float = 5,
         max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
+        strict: bool = True,
         **kwargs: Unpack[ScoringOptions],
     ):
-        self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
-        super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(), **kwargs)
+        self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars, strict)
+        super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(strict), **kwargs)
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Any, completion: Any, answer: Any, state: Any = None) -> float:
@@ -67,9 +73,14 @@ class MathRubric(Rubric):
         return float(outcome is Outcome.EQUAL)
 
 
-def boxed_answer_parser() -> MaybeThinkParser:
-    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one."""
-    return MaybeThinkParser(functools.partial(extract_boxed_answer, strict=True))
+def boxed_answer_parser(strict: bool = True) -> MaybeThinkParser:
+    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one, and if strict also where thinking has no end."""
+    extract = functools.partial(extract_boxed_answer, strict=True)
+    return MaybeThinkParser(functools.partial(_finished, extract) if strict else extract)
+
+
+def _finished(extract: Callable[[str], str], text: str) -> str:
+    return "" if OPEN in text else extract(text)
 
 
 def has_answer(response: object) -> bool:

@@ -20,12 +20,15 @@ from typing import Any
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.processes import process_pool
 
 ENGINE = "math_verify"
 MAX_MEMORY_BYTES = 2 << 30
 """Memory that a worker process may allocate after importing the engine."""
 MAX_DEFAULT_WORKERS = 8
+MAX_NUMBER_CHARS = 200
+"""Longest answer that can be a plain number: the engine would spend its whole time on a longer one."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -47,17 +50,24 @@ class MathVerifier:
     """
 
     def __init__(
-        self, timeout_seconds: float = 5.0, max_workers: int | None = None, max_verify_chars: int = 50_000
+        self,
+        timeout_seconds: float = 5.0,
+        max_workers: int | None = None,
+        max_verify_chars: int = 50_000,
+        strict: bool = True,
     ) -> None:
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be above 0, not {timeout_seconds!r}", key="timeout_seconds")
         if max_workers is not None and max_workers < 1:
             raise ConfigError(f"max_workers must be 1 or more, not {max_workers!r}", key="max_workers")
         if importlib.util.find_spec(ENGINE) is None:
-            raise ConfigError("math-verify, which compares answers, is not installed: pip install 'verifiers[math]'")
+            raise ConfigError(
+                f"math-verify, which compares answers, is not installed: {install_line('verifiers', 'math')}"
+            )
         self.timeout_seconds = timeout_seconds
         self.max_workers = max_workers or max(2, min(MAX_DEFAULT_WORKERS, os.cpu_count() or 1))
         self.max_verify_chars = max_verify_chars
+        self.strict = strict
 
     async def compare(self, gold: object, answer: str) -> Outcome:
         r"""Compare ``answer`` with ``gold``; a ``\boxed{…}`` in either is replaced by its content.
@@ -74,9 +84,22 @@ class MathVerifier:
         if not answer or len(answer) > self.max_verify_chars:
             return Outcome.DIFFERENT
         try:
-            return await self._in_process(gold, answer)
+            if self.strict and not is_one_answer(gold, answer):
+                return await self._refused(gold)
+            outcome = await self._in_process(gold, answer)
+            if outcome is Outcome.EQUAL and self.strict:
+                for side in other_sides(gold, answer):
+                    outcome = await self._in_process(gold, side) if outcome is Outcome.EQUAL else outcome
+            return outcome
         except TimeoutError:
             return await self._after_time_out(gold)
+
+    async def _refused(self, gold: str) -> Outcome:
+        """DIFFERENT, unless no answer can be compared with the gold answer."""
+        if _PLAIN_NUMBER.fullmatch(gold):
+            return Outcome.DIFFERENT
+        outcome = await self._in_process(gold, "0")
+        return outcome if outcome is Outcome.UNREADABLE_GOLD else Outcome.DIFFERENT
 
     async def _after_time_out(self, gold: str) -> Outcome:
         """Determine whether the answer or the gold caused a time-out: compare the gold with a trivial answer."""
@@ -90,6 +113,41 @@ class MathVerifier:
         pool = process_pool(self.max_workers, load_engine, (ENGINE,))
         arguments = {"engine": ENGINE, "gold": gold, "answer": answer}
         return Outcome(await pool.run(compare_in_worker, arguments, self.timeout_seconds, "math verification"))
+
+
+_PLAIN_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\{,\}|,?\\[!,])(?=[0-9]{3}(?![0-9]))")
+_EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
+_TO_WORK_OUT = re.compile(
+    r"(?<=[0-9)}])\s*(?:[-+*]|\\times(?!\s*10\s*\^)|\\cdot(?!\s*10\s*\^)|\\div(?![a-z]))\s*(?=[0-9(\\{])"
+)
+
+
+def is_one_answer(gold: str, answer: str) -> bool:
+    r"""Whether an answer is one value, worked out: no list beside a single gold value, no sum beside a plain number.
+
+    >>> is_one_answer("7", "[7, 7]"), is_one_answer("7", "4 + 3"), is_one_answer("7000", r"7 \times 10^3")
+    (False, False, True)
+    >>> is_one_answer("19", "12 + 7 = 19"), is_one_answer("(1, 2)", "(1, 2)"), is_one_answer("1024", "1,024")
+    (True, True, True)
+    """
+    plain = _THOUSANDS.sub("", answer)
+    if "," in plain and "," not in _THOUSANDS.sub("", gold):
+        return False
+    if not _PLAIN_NUMBER.fullmatch(gold):
+        return True
+    return len(plain) <= MAX_NUMBER_CHARS and not _TO_WORK_OUT.search(_EQUALITY.split(plain)[-1])
+
+
+def other_sides(gold: str, answer: str) -> list[str]:
+    r"""The sides of an equation that must equal the gold answer too: those with a digit, but for the last.
+
+    >>> other_sides("7", "7 + 1 = 7"), other_sides("7", "x = 7"), other_sides("x = 7", "x = 7")
+    (['7 + 1'], [], [])
+    """
+    if _EQUALITY.search(gold):
+        return []
+    return [side.strip() for side in _EQUALITY.split(answer)[:-1] if re.search(r"[0-9]", side)]
 
 
 def load_engine(engine: str) -> None:

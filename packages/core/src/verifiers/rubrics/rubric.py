@@ -11,6 +11,7 @@ An unknown reward is NaN, never 0. How functions run is in ``scoring``; older ca
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ class ScoringOptions(TypedDict, total=False):
 
     parallelize_scoring: bool
     timeout_s: float | None
+    success: str | None
 
 
 class RubricOptions(ScoringOptions, total=False):
@@ -62,8 +64,12 @@ class Rubric(Identified):
     ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
     functions of one rollout concurrently. A subclass may pass on further keywords, which become attributes.
 
-    *Raises* ConfigError when the numbers of weights and functions differ, for an empty list, for two functions of the
-    same name, and for an unknown keyword.
+    ``success`` names the function whose value says whether the task was solved: 1 or 0, whatever the reward adds to it.
+    It is recorded as the metric ``success``, and is what pass@k and an audit count. A subclass may set it as a class
+    attribute, and any rubric after construction: ``rubric.success = "exact_match"``.
+
+    *Raises* ConfigError when the numbers of weights and functions differ, for two functions of the same
+    name, and for an unknown keyword.
 
     >>> def short(completion):
     ...     return float(len(completion[-1].content) < 10)
@@ -73,6 +79,8 @@ class Rubric(Identified):
     0.5
     """
 
+    success: str | None = None
+    """Name of the function that says whether the task was solved."""
     score_rollouts: Callable[..., Any]
     """Columns of rollouts in, ``RolloutScores`` out; this and the next four are older, see ``legacy.scoring``."""
     score_rollouts_sync: Callable[..., RolloutScores]
@@ -88,6 +96,7 @@ class Rubric(Identified):
         parser: Parser | None = None,
         parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
         timeout_s: float | None = 300.0,
+        success: Annotated[str | None, Free("only what a statistic counts; no reward depends on it")] = None,
         **kwargs: Unpack[ExtraAttributes],
     ):
         self._parser = parser
@@ -97,13 +106,20 @@ class Rubric(Identified):
         """Parameter name -> object passed to functions that declare it."""
         self.score_object_providers: list[Callable[..., Any]] = []
         self.group_score_object_providers: list[Callable[..., Any]] = []
+        self._funcs: list[Callable[..., Any]] = []
+        self._weights: list[float] = []
         self._functions: list[RewardFunction] = []
+        self._declared: tuple[Any, ...] = ((), ())
+        """What ``funcs`` and ``weights`` held when ``_functions`` was built."""
         self._group_weight = 1.0
         self._cleanup: list[tuple[Callable[..., Any], str]] = []
         self._advantage: RewardFunction | None = None
         self._plan: scoring.Plan | None = None
+        self._planned_success: object = None
         self._add_functions(funcs, weights)
         self._add_decorated()
+        if success is not None:
+            self.success = success
         _set_extra_attributes(self, kwargs)
 
     def identity(self) -> dict[str, Any]:
@@ -111,16 +127,25 @@ class Rubric(Identified):
         registered = {
             "funcs": [
                 {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
-                for f in self._functions
+                for f in self.functions
             ],
-            "weights": [f.weight for f in self._functions],
+            "weights": [f.weight for f in self.functions],
             "group_weights": self.get_group_weights(),
         }
         if self._advantage is not None:
             registered["advantage"] = describe(self._advantage.function)
         return super().identity() | registered
 
+    def __repr__(self) -> str:
+        functions = [f.name if f.weight == 1 else f"{f.weight:g} * {f.name}" for f in self._functions]
+        return f"{type(self).__name__}({', '.join(functions)})"
+
     # --- declarations
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """Named after its class."""
+        return logging.getLogger(f"{type(self).__module__}.{type(self).__name__}")
 
     @property
     def parser(self) -> Parser:
@@ -144,12 +169,12 @@ class Rubric(Identified):
         is needed when its parameter names do not determine it. *Raises* ConfigError for a duplicate name or an invalid
         weight or signature.
         """
-        name, names = function_name(func), {f.name for f in self._functions}
-        if name == "<lambda>" and name in names:
-            name = next(numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names)
-        if name in names:
-            raise ConfigError(f"two reward functions are named {name!r}; rename one of them", function=name)
-        self._functions.append(RewardFunction.of(func, name, weight, self, isolated, stage))
+        own = [f for f in self._own_functions() if f.rubric is self]
+        function = RewardFunction.of(func, _new_name(func, {f.name for f in own}), weight, self, isolated, stage)
+        self._functions = [*own, function]
+        self._funcs.append(func)
+        self._weights.append(weight)
+        self._declared = (tuple(self._funcs), tuple(self._weights))
         self.changed()
 
     def add_metric(
@@ -178,36 +203,52 @@ class Rubric(Identified):
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """The registered functions, in declaration order."""
-        return tuple(self._functions)
+        """The functions that are called, in declaration order: those of ``funcs`` with their ``weights``.
+
+        *Raises* ConfigError when the two lists differ in length, and as ``add_reward_func``.
+        """
+        return tuple(self._own_functions())
 
     @property
-    def funcs(self) -> tuple[Callable[..., Any], ...]:
-        return tuple(self.get_reward_funcs())
+    def funcs(self) -> Sequence[Callable[..., Any]]:
+        """The functions, a list that may be changed or assigned together with ``weights``."""
+        return self._funcs
+
+    @funcs.setter
+    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
+        self._funcs = funcs if isinstance(funcs, list) else list(funcs)
 
     @property
-    def weights(self) -> tuple[float, ...]:
-        return tuple(self.get_reward_weights())
+    def weights(self) -> Sequence[float]:
+        """One weight per function, a list that may be changed or assigned."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Sequence[float]) -> None:
+        self._weights = weights if isinstance(weights, list) else list(weights)
 
     def get_reward_func_names(self) -> list[str]:
-        """Names of all functions, including metrics, in declaration order."""
+        """Names of all functions, including metrics, in declaration order. An override decides, as of the next two."""
         return [f.name for f in self.functions]
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        return [f.function for f in self.functions]
+        return list(self._funcs)
 
     def get_reward_weights(self) -> list[float]:
-        return [f.weight for f in self.functions]
+        return list(self._weights)
 
     @property
     def has_group_rewards(self) -> bool:
         """Whether a function scores whole groups."""
-        return any(f.is_group for f in self.functions)
+        return any(f.is_group for f in self.functions) or any(
+            scoring.overrides(self, Rubric, name) for name in ("score_group", "score_rollouts")
+        )
 
     @property
     def scores_itself(self) -> bool:
-        """Whether a subclass scores by its own ``score_rollout`` or ``score_group`` in place of the functions."""
-        return any(scoring.overrides(self, Rubric, name) for name in ("score_rollout", "score_group"))
+        """Whether ``score_rollout``, ``score_group`` or ``score_rollouts`` of its own replaces the functions."""
+        names = ("score_rollout", "score_group", "score_rollouts")
+        return any(scoring.overrides(self, Rubric, name) for name in names)
 
     @property
     def advantage_function(self) -> RewardFunction | None:
@@ -217,6 +258,26 @@ class Rubric(Identified):
     def has_advantages(self) -> bool:
         """Whether an ``@advantage`` method replaces the default formula."""
         return self.advantage_function is not None
+
+    @property
+    def success_metric(self) -> str | None:
+        """The function that says whether the task was solved: ``success``, else a function called "success".
+
+        *Raises* ConfigError when no function has that name.
+        """
+        name, names = self.success, self.get_reward_func_names()
+        if not isinstance(name, str):  # none, or a reward function of a subclass that is called success
+            return scoring.SUCCESS if scoring.SUCCESS in names else None
+        if name not in names:
+            near = close_match(name, names)
+            hint = f"did you mean {near!r}?" if near else f"the functions are: {', '.join(names) or 'none'}"
+            raise ConfigError(f"success={name!r} names no function of the rubric; {hint}", key="success")
+        if name != scoring.SUCCESS and scoring.SUCCESS in names:
+            raise ConfigError(
+                f"success={name!r}, but another function is named 'success', whose metric it would replace; rename it",
+                key="success",
+            )
+        return name
 
     def get_group_weights(self) -> list[float]:
         """The factor on this rubric's reward, as a list of one. A ``RubricGroup`` has one per child."""
@@ -240,6 +301,7 @@ class Rubric(Identified):
             provided = f.rubric.group_score_object_providers if f.is_group else f.rubric.score_object_providers
             if not provided and (missing := f.parameters.missing(available)):
                 raise ConfigError(unsupplied(f.name, missing[0], available), function=f.name)
+        _ = self.success_metric  # a misspelt name is refused before a run
 
     def check_needs(self) -> None:
         """*Raises* ConfigError when something beside the data is missing, a judge's key for instance. Before a run."""
@@ -250,13 +312,16 @@ class Rubric(Identified):
 
     def plan(self) -> scoring.Plan:
         """The compiled functions and effective weights; a scoring pass reads it once, at its start."""
-        if self._plan is None:
+        functions = self._own_functions()
+        if self._plan is None or self._planned_success is not self.success:
+            self._planned_success = self.success
             self._plan = scoring.Plan.of(
-                self._functions,
-                {f.name: weight for f in self._functions if (weight := self._group_weight * f.weight) != 0},
+                functions,
+                {f.name: weight for f in functions if (weight := self._group_weight * f.weight) != 0},
                 [self],
                 self.parallelize_scoring,
                 self._advantage,
+                self.success_metric,
             )
         return self._plan
 
@@ -294,6 +359,8 @@ class Rubric(Identified):
             await scorer.score_individual(state)
         elif scoring.overrides(self, Rubric, "score_rollout"):
             await scoring.score_by_override(self, state)
+        elif scoring.overrides(self, Rubric, "score_rollouts"):
+            return  # it scores the whole group, in the group stage
         else:
             await scoring.individual_stage(self.plan(), state)
 
@@ -313,6 +380,8 @@ class Rubric(Identified):
                 async with score_sem or nullcontext():
                     if scoring.overrides(self, Rubric, "score_group"):
                         await scoring.score_group_by_override(self, members)
+                    elif scoring.overrides(self, Rubric, "score_rollouts"):
+                        await compat.load(compat.SCORE_COLUMNS)(self, members)
                     else:
                         await scoring.group_stage(self.plan(), members)
             finally:
@@ -405,9 +474,44 @@ class Rubric(Identified):
         except Exception:  # a failing handler must not discard a scored rollout
             logger.exception("the handler %r of %s failed", name, type(self).__name__)
 
+    def _own_functions(self) -> list[RewardFunction]:
+        """The functions of ``funcs``, built again when the lists have changed."""
+        funcs, weights = self._lists()
+        if (funcs, weights) != self._declared:
+            self._functions = self._rebuilt(funcs, weights)
+            self._declared = (funcs, weights)
+            self.changed()
+        return self._functions
+
+    def _lists(self) -> tuple[tuple[Callable[..., Any], ...], tuple[float, ...]]:
+        cls: Any = type(self)
+        overrides = _overridden_lists(cls)
+        funcs = getattr(self, overrides["get_reward_funcs"])() if "get_reward_funcs" in overrides else self._funcs
+        if "get_reward_weights" in overrides:
+            return tuple(funcs), tuple(getattr(self, overrides["get_reward_weights"])())
+        return tuple(funcs), tuple(self._weights)
+
+    def _rebuilt(self, funcs: Sequence[Callable[..., Any]], weights: Sequence[float]) -> list[RewardFunction]:
+        if len(funcs) != len(weights):
+            raise ConfigError(
+                f"the rubric has {len(funcs)} functions and {len(weights)} weights; change both lists, or use "
+                "add_reward_func(func, weight)"
+            )
+        cls: Any = type(self)
+        names = _overridden_lists(cls).get("get_reward_func_names")
+        given = getattr(self, names)() if names else [None] * len(funcs)
+        known = list(self._functions)
+        built: list[RewardFunction] = []
+        for func, weight, name in zip(funcs, weights, given, strict=True):
+            match = next((f for f in known if f.function == func), None)
+            if match is not None:
+                known.remove(match)
+            name = name or (match.name if match else _new_name(func, {f.name for f in built}))
+            isolated, stage = (match.isolated, "group" if match.is_group else None) if match else (False, None)
+            built.append(RewardFunction.of(func, name, weight, self, isolated, stage))
+        return built
+
     def _add_functions(self, funcs: Sequence[Callable[..., Any]] | None, weights: Sequence[float] | None) -> None:
-        if funcs is not None and not funcs:
-            raise ConfigError("funcs=[] is empty; omit funcs to add functions later")
         functions = list(funcs or ())
         weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(weights) != len(functions):
@@ -430,6 +534,30 @@ class Rubric(Identified):
             self._advantage = RewardFunction.of(function, name, 0.0, self, False, "group")
 
 
+_LISTS = ("get_reward_funcs", "get_reward_weights", "get_reward_func_names")
+
+
+@functools.lru_cache(maxsize=256)
+def _overridden_lists(cls: Any) -> dict[str, str]:
+    """Which of ``_LISTS`` a subclass overrides -> the name of the override, which may have a leading underscore."""
+    spelt = {name: (name, f"_{name}") for name in _LISTS}
+    overrides = {
+        name: next((s for s in spellings if getattr(cls, s) is not getattr(Rubric, s)), "")
+        for name, spellings in spelt.items()
+    }
+    return {name: spelling for name, spelling in overrides.items() if spelling}
+
+
+def _new_name(func: Callable[..., Any], names: set[str]) -> str:
+    """The name of a function beside those of ``names``; lambdas are numbered. *Raises* ConfigError for a duplicate."""
+    name = function_name(func)
+    if name == "<lambda>" and name in names:
+        name = next(numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names)
+    if name in names:
+        raise ConfigError(f"two reward functions are named {name!r}; rename one of them", function=name)
+    return name
+
+
 def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
     """Set the keywords of a subclass that are not parameters of ``Rubric`` as attributes.
 
@@ -450,3 +578,4 @@ def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
 
 
 compat.legacy_methods(Rubric, compat.RUBRIC_METHODS)
+compat.legacy_properties(Rubric, compat.RUBRIC_PROPERTIES)

@@ -59,6 +59,11 @@ class RubricGroup(Rubric):
         if len([child for child in self.rubrics if child.has_advantages]) + (self._advantage is not None) > 1:
             raise ConfigError("two rubrics of the group have an @advantage method; keep one")
 
+    def __repr__(self) -> str:
+        weighed = zip(self.get_group_weights(), self.rubrics, strict=True)
+        children = [repr(child) if weight == 1 else f"{weight:g} * {child!r}" for weight, child in weighed]
+        return f"{type(self).__name__}([{', '.join(children)}])"
+
     @property
     def parser(self) -> Parser:
         """The first child's parser."""
@@ -89,10 +94,47 @@ class RubricGroup(Rubric):
         """The children's functions in order; duplicates of a name become ``name_2``, ``name_3``."""
         return tuple(function for functions in self._by_child() for function in functions)
 
+    @property
+    def funcs(self) -> Sequence[Callable[..., Any]]:
+        """The children's functions; those of a child are changed there."""
+        return tuple(f.function for f in self.functions)
+
+    @funcs.setter
+    def funcs(self, funcs: Sequence[Callable[..., Any]]) -> None:
+        raise ConfigError("funcs are those of several rubrics; assign them to a rubric of the group", key="funcs")
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """The children's weights."""
+        return tuple(f.weight for f in self.functions)
+
+    @weights.setter
+    def weights(self, weights: Sequence[float]) -> None:
+        raise ConfigError("weights are those of several rubrics; assign them to a rubric of the group", key="weights")
+
+    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+        return list(self.funcs)
+
+    def get_reward_weights(self) -> list[float]:
+        return list(self.weights)
+
     def check_needs(self) -> None:
         """Check every child."""
         for child in self.rubrics:
             child.check_needs()
+
+    @property
+    def success_metric(self) -> str | None:
+        """``success`` of the group, else of the first child that names one.
+
+        *Raises* ConfigError when no function has that name.
+        """
+        if isinstance(self.success, str):
+            return super().success_metric
+        for child, functions in zip(self.rubrics, self._by_child(), strict=True):
+            if (name := child.success_metric) is not None:
+                return functions[child.get_reward_func_names().index(name)].name
+        return None
 
     @property
     def advantage_function(self) -> RewardFunction | None:
@@ -119,8 +161,13 @@ class RubricGroup(Rubric):
     def plan(self) -> scoring.Plan:
         """The children's plans combined; compiled again when a child's plan or a weight has changed."""
         children = [child.plan() for child in self.rubrics]
-        if self._plan is None or any(old is not new for old, new in zip(self._child_plans, children, strict=True)):
-            self._child_plans = children
+        is_renamed = self._planned_success is not self.success
+        if (
+            self._plan is None
+            or is_renamed
+            or any(old is not new for old, new in zip(self._child_plans, children, strict=True))
+        ):
+            self._child_plans, self._planned_success = children, self.success
             self._plan = self._compiled(children)
         return self._plan
 
@@ -156,6 +203,7 @@ class RubricGroup(Rubric):
             [rubric for plan in plans for rubric in plan.rubrics],
             all(plan.parallel for plan in plans),
             self.advantage_function,
+            self.success_metric,
         )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifiers.rollouts.state import State
+from verifiers.runtime.sync_async import Finished
 from verifiers.types import AttributeDict
 
 
-class _Scores(AttributeDict):
+class _Scores(AttributeDict, Finished):
     """``get("format")`` also finds the metric of the function ``format_reward_func``; so with any other name."""
 
     __slots__ = ()
@@ -28,7 +29,8 @@ class RolloutScore(_Scores):
     (1.0, 1.0, 0.5, 0)
     """
 
-    def __init__(self, reward: float, metrics: dict[str, float]):
+    def __init__(self, reward: float, metrics: dict[str, float] | None = None):
+        metrics = {} if metrics is None else metrics
         super().__init__({**metrics, "reward": reward, "metrics": metrics})
 
     @classmethod
@@ -48,8 +50,9 @@ class RolloutScores(_Scores):
     [0.0, 1.0]
     """
 
-    def __init__(self, rewards: list[float], metrics: dict[str, list[float]]):
-        super().__init__({**metrics, "reward": rewards, "metrics": metrics})
+    def __init__(self, reward: list[float], metrics: dict[str, list[float]] | None = None):
+        metrics = {} if metrics is None else metrics
+        super().__init__({**metrics, "reward": reward, "metrics": metrics})
 
     @classmethod
     def of(cls, states: Sequence[State]) -> RolloutScores:

@@ -36,6 +36,8 @@ from verifiers.runtime.sync_async import is_awaitable
 from verifiers.runtime.threads import Raised, call_in_thread, workers
 
 NAN = math.nan
+SUCCESS = "success"
+"""Metric that repeats the value of the function that a rubric names as its success: 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Plan:
     """The rubrics with object providers for groups."""
     parallel: bool
     advantage: RewardFunction | None
+    success: str | None = None
+    """Name of the function whose value is also the metric ``success``."""
 
     @classmethod
     def of(
@@ -65,6 +69,7 @@ class Plan:
         rubrics: Sequence[Any],
         parallel: bool,
         advantage: RewardFunction | None,
+        success: str | None = None,
     ) -> Plan:
         individual = tuple(f for f in functions if not f.is_group)
         return cls(
@@ -77,6 +82,7 @@ class Plan:
             tuple(r for r in rubrics if r.group_score_object_providers),
             parallel,
             advantage,
+            success,
         )
 
 
@@ -105,7 +111,7 @@ async def individual_stage(plan: Plan, state: State) -> None:
     else:
         state["metrics"].update((f.name, NAN) for f in plan.individual)
     if not plan.group:
-        set_reward(plan.weights, state)
+        _conclude(plan, state)
     state["timing"]["scoring_ms"] += (perf_counter() - started) * 1000
 
 
@@ -116,21 +122,34 @@ async def group_stage(plan: Plan, states: Sequence[State]) -> None:
     if plan.group:
         await _run_group(plan, states, alive)
         for state in states:
-            set_reward(plan.weights, state)
+            _conclude(plan, state)
     await _set_advantages(plan, states)
     spent = (perf_counter() - started) * 1000
     for state in states:
         state["timing"]["scoring_ms"] += spent
 
 
-def set_reward(weights: Mapping[str, float], state: State) -> None:
+def _conclude(plan: Plan, state: State) -> None:
+    """Set ``reward`` and, where the rubric names one, the metric ``success``, from the values of the functions."""
+    set_reward(plan, state)
+    if plan.success is None or plan.success == SUCCESS:
+        return
+    value = state["metrics"].get(plan.success, NAN) if can_be_scored(state) else NAN
+    if value in (0.0, 1.0) or math.isnan(value):
+        state["metrics"][SUCCESS] = value
+    else:
+        message = f"the success metric {plan.success!r} is {value:g}; it must be 0 or 1"
+        _record(state, SUCCESS, ScoringError(message, function=plan.success))
+
+
+def set_reward(plan: Plan, state: State) -> None:
     """Set ``reward`` = sum of weight * metric, also on turns without a reward.
 
     NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown, not 0.
     """
     metrics = state["metrics"]
-    reward = sum((weight * metrics.get(name, NAN) for name, weight in weights.items()), 0.0)
-    state["reward"] = reward if weights and can_be_scored(state) else NAN
+    reward = sum((weight * metrics.get(name, NAN) for name, weight in plan.weights.items()), 0.0)
+    state["reward"] = reward if plan.weights and can_be_scored(state) else NAN
     _fill_turns(state, "reward")
 
 
@@ -146,8 +165,8 @@ def leave_unscored(states: Sequence[State]) -> None:
 
 
 def overrides(owner: object, base: type, name: str) -> bool:
-    """Whether the class of ``owner`` replaces a method of ``base``."""
-    return getattr(type(owner), name) is not getattr(base, name)
+    """Whether the class of ``owner``, or the object itself, replaces a method of ``base``."""
+    return getattr(type(owner), name) is not getattr(base, name) or name in vars(owner)
 
 
 async def score_by_override(rubric: Any, state: State) -> None:

@@ -7,6 +7,7 @@ the sampling arguments that a call may name beside them. ``parse`` reads the key
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -100,9 +101,9 @@ class RunOptions:
     save_results: bool = False
     """Save in the default directory when ``results_path`` is None."""
     resume: bool = True
+    """Resume the run in the directory; False refuses a directory that holds one."""
     accept_changed_code: bool = False
     """Resume a run whose environment's source files or functions have changed since; its metadata lists them."""
-    """Resume the run in the directory; False refuses a directory that holds one."""
     retry_errors: bool = False
     """On resume, run rollouts again that ended in an error."""
     state_columns: Sequence[str] = ()
@@ -117,19 +118,41 @@ class RunOptions:
     """Keep the provider's response object in ``Response.raw``."""
     shuffle_seed: int | None = None
     """Seed of the shuffle before the first ``num_examples`` are taken; None = dataset order."""
+    until_half_width: float | None = None
+    """Stop once the 95% interval of the mean reward, valid at any time, is at most this wide to each side; None = run
+    every example. The examples must be in random order (``shuffle_seed``)."""
+    until_decided: str | Path | None = None
+    """Stop once the difference of the mean reward to the run in this directory is decided; as ``until_half_width``."""
+    reward_range: Sequence[float] = (0.0, 1.0)
+    """Lowest and highest possible reward, which the two options above need."""
+    cache_dir: str | Path | None = None
+    """Answer requests that were answered before from this folder, and store the others there; None = no cache."""
+    max_cost_usd: float | None = None
+    """The most that the run may cost over all its sessions, judges included; it ends as ``BudgetExhausted``."""
+    max_total_tokens: int | None = None
+    """The most tokens, read and sampled, that the run may take; as ``max_cost_usd``."""
+    prices: Mapping[str, Sequence[float]] | None = None
+    """Model -> US dollars per million tokens read and sampled, for clients (of judges) without prices of their own."""
     preflight: bool = True
     """Check the endpoint before the first rollout."""
     progress: Progress | None = None
     """Counters that the run updates, for displays."""
-    on_start: Callable[[int], Any] | None = None
-    """Called once as ``on_start(num_pending)``, before the first rollout. Sync or async, like the other callbacks."""
-    on_progress: Callable[..., Any] | None = None
-    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable."""
+    on_start: Callable[..., Any] | None = None
+    """Called once as ``on_start(num_pending)``, before the first rollout; one of two parameters as
+    ``on_start(inputs, pending_inputs)``, with the rows of the plan. Sync or async, like the other callbacks."""
+    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
+    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable; one of three parameters
+    as ``on_progress(all_outputs, outputs, metadata)``. May be a list of callbacks."""
     on_log: Callable[[str], Any] | None = None
     """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
     push_to_hub: bool = False
     """Publish the results as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None
+
+    @property
+    def limits_spending(self) -> bool:
+        """Whether the run may not spend more than a limit."""
+        return self.max_cost_usd is not None or self.max_total_tokens is not None
 
 
 class EvaluateOptions(SamplingOptions, total=False):
@@ -157,10 +180,17 @@ class EvaluateOptions(SamplingOptions, total=False):
     worker_backend: str
     keep_raw_responses: bool
     shuffle_seed: int | None
+    until_half_width: float | None
+    until_decided: str | Path | None
+    reward_range: Sequence[float]
+    cache_dir: str | Path | None
+    max_cost_usd: float | None
+    max_total_tokens: int | None
+    prices: Mapping[str, Sequence[float]] | None
     preflight: bool
     progress: Progress | None
-    on_start: Callable[[int], Any] | None
-    on_progress: Callable[..., Any] | None
+    on_start: Callable[..., Any] | None
+    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None
     on_log: Callable[[str], Any] | None
     push_to_hub: bool
     hub_name: str | None
@@ -245,12 +275,33 @@ def _check(options: RunOptions) -> None:
     for name in ("seed", "shuffle_seed"):
         if getattr(options, name) is not None and not _is_int(getattr(options, name)):
             raise _invalid(name, getattr(options, name), "a whole number, or None")
+    if (width := options.until_half_width) is not None and not (_is_number(width) and width > 0):
+        raise _invalid("until_half_width", width, "a number above 0, in units of the reward")
+    if width is not None and options.until_decided is not None:
+        raise ConfigError("until_half_width and until_decided both stop the run; give one of them")
+    stops = width is not None or options.until_decided is not None
+    if stops and not options.interleave_scoring:
+        raise ConfigError("interleave_scoring=False scores at the end, so that no reward can stop the run before")
+    for name in ("max_cost_usd", "max_total_tokens"):
+        if (limit := getattr(options, name)) is not None and not (_is_number(limit) and limit > 0):
+            raise _invalid(name, limit, "a number above 0, or None for no limit")
+        if limit is not None and options.num_workers:
+            raise ConfigError(f"{name} limits the requests of this process alone; run with num_workers=0", key=name)
+    if options.cache_dir is not None and options.num_workers:
+        raise ConfigError("cache_dir serves the requests of this process alone; run with num_workers=0")
+    ends = options.reward_range
+    if len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] < ends[1]:
+        raise _invalid("reward_range", ends, "two numbers, the lowest and the highest reward")
     if options.worker_backend not in WORKER_BACKENDS:
         raise _invalid("worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS)))
     if isinstance(options.state_columns, str):
         raise _invalid("state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]")
     if options.push_to_hub and not options.hub_name:
         raise ConfigError("push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_int(value: object) -> bool:

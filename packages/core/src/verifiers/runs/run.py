@@ -15,8 +15,10 @@ endpoint, an unwritable directory, a directory that holds another configuration.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import itertools
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
@@ -25,12 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import verifiers
+from verifiers.clients.cache import CompletionCache, is_cacheable
 from verifiers.clients.protocol import prices_of
 from verifiers.clients.resolve import client_for
+from verifiers.clients.spending import Budget
 from verifiers.data.examples import examples_from
-from verifiers.errors import ConfigError, JournalError
+from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.comparison import Measured
 from verifiers.results.rows import RolloutOutput
+from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.runner import (
@@ -45,10 +51,11 @@ from verifiers.runs.runner import (
     groups_are_units,
     identity_of,
 )
-from verifiers.runs.store import RunStore
+from verifiers.runs.stopping import StoppingRule
+from verifiers.runs.store import SERVED_MODELS, RunStore, served_models
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.sync_async import maybe_await, num_positional
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
 from verifiers.storage.identity import CODE, describe, fingerprint
@@ -74,6 +81,8 @@ async def evaluate(
         count({}, "num_examples", num_examples)
     with fewer_collections():
         warn_of_fewer(env, num_examples)
+        if options.shuffle_seed is None and (options.until_half_width or options.until_decided):
+            env.warn_once("the examples are in dataset order: pass shuffle_seed=0, or the interval may be of easy rows")
         examples = env.eval_table.take(num_examples, options.shuffle_seed)
         plan = Plan(examples, [siblings] * len(examples))
         return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
@@ -142,6 +151,10 @@ async def _execute(
     check_sampling(sampling_args)
     check_before_run(env, plan, options)
     async with client_for(client, model, keep_raw=options.keep_raw_responses) as (resolved, model_name):
+        if "ipykernel" in sys.modules:
+            from verifiers.runs.notebook import with_notebook_progress
+
+            options = with_notebook_progress(options)
         outputs = await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)
     if options.push_to_hub:
         from verifiers.results import make_dataset
@@ -167,7 +180,7 @@ class Run:
     ):
         self.env, self.plan, self.client, self.model = env, plan, client, model
         self.sampling_args, self.options = sampling_args, options
-        self.started = time.time()
+        self.started, self._clock = time.time(), time.monotonic()  # the second: the first may go backwards
         self.path: Path | None = None
         """The run directory, once it is open."""
         self.num_resumed = 0
@@ -176,6 +189,11 @@ class Run:
         """Keys of saved rollouts outside this plan: left in the directory and not counted."""
         self.changed_code: list[str] = []
         """Files and functions that were changed between two sessions of the run, and accepted."""
+        self.cache: CompletionCache | None = None
+        self.budget: Budget | None = None
+        """What the run has spent, where that is limited."""
+        self.stopping: StoppingRule | None = None
+        """Ends the run before its plan does, once it is decided."""
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
@@ -184,17 +202,33 @@ class Run:
         authors' state; None = the resolved one."""
         if self.env.max_workers is not None:
             workers().max_threads = self.env.max_workers
+        self.stopping = self._stopping_rule()
+        if self.options.limits_spending:
+            check_limits(self.options, self.client, self.model, {**self.env.sampling_args, **self.sampling_args})
+        if self.options.cache_dir is not None and not is_cacheable(self.client):
+            raise ConfigError(
+                f"cache_dir cannot hold the replies of {type(self.client).__name__}: only those of a server over HTTP, "
+                "reached by OpenAI() or a ClientConfig, are cached"
+            )
         with fewer_collections(), ExitStack() as stack:
             directory = self._open(stack)
             store = RunStore(self.options, self.metadata, self.env.logger, directory)
             work = await self._pending(store, directory, stack)
+            if self.options.limits_spending or (directory is not None and (directory.path / SPENDING_NAME).exists()):
+                self.budget = await open_budget(self.options, self.client, directory, store.rows.values(), stack)
+            if self.options.cache_dir is not None:
+                self.cache = CompletionCache(self.options.cache_dir)
+                stack.enter_context(self.cache.current())
+            if self.budget is not None:
+                stack.enter_context(self.budget.current())
             status = "failed"
             try:
-                await self._call_back("on_start", len(work.jobs))
+                await self._call_back("on_start", *self._start_arguments(work.jobs))
                 if work.jobs:
                     store.write_metadata(self.metadata(store.in_order(), "running"))
                     await self._generate(work, store, given_client)
                     await self._tell_missing_logprobs(store)
+                    await self._tell_changed_model(store)
                 status = "complete"
             except (asyncio.CancelledError, KeyboardInterrupt):
                 status = "interrupted"
@@ -240,6 +274,8 @@ class Run:
     def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
         """Statistics of ``rows`` and facts of the run; ``status`` is running, complete, interrupted or failed."""
         env, local_model = self.env, getattr(self.client, "local_model", None)
+        decision = None if self.stopping is None else self.stopping.decision()
+        ended = self.stopping is not None and status == "complete"
         return GenerateMetadata.of(
             rows,
             env_id=env.env_id,
@@ -247,11 +283,12 @@ class Run:
             env_version=env.env_version,
             model=self.model,
             base_url=self._base_url,
-            num_examples=len(self.plan.examples),
+            num_examples=len({row["example_id"] for row in rows}) if ended else len(self.plan.examples),
             rollouts_per_example=max(self.plan.siblings),
             sampling_args=redacted(dict(self.sampling_args)),
             date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
-            time=time.time() - self.started,
+            time=time.monotonic() - self._clock,
+            success_metric=env.rubric.success_metric,
             pass_threshold=env.pass_threshold,
             state_columns=list(self.options.state_columns),
             path_to_save=str(self.path) if self.path is not None else None,
@@ -268,8 +305,12 @@ class Run:
             resumed=self.num_resumed,
             outside_plan=self.outside_plan,
             changed_code=self.changed_code,
+            served_models=served_models(rows, self.model),
             local_model=None if local_model is None else local_model.describe(),
             prices=prices_of(self.client),
+            cached=None if self.cache is None else self.cache.summary(),
+            spent=None if self.budget is None else self.budget.summary(),
+            stopped=None if decision is None else dataclasses.asdict(decision),
         )
 
     @property
@@ -377,6 +418,7 @@ class Run:
             scoring_slot=_slots(options.max_concurrent_scoring),
             tool_slot=_slots(options.max_concurrent_tools),
             given_client=given_client,
+            is_cached=self.cache is not None,
         )
         limit = min(DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent, len(work.jobs))
         if preflight is not None:
@@ -384,7 +426,7 @@ class Run:
         progress = options.progress or Progress()
         progress.total = len(self.plan)
         progress.done = progress.resumed = len(work.done)
-        async with job_generator(env, context, options) as generate_one:
+        async with self.generator(context) as generate_one:
             if context.score and not options.interleave_scoring:
                 from verifiers.runs.score_after import generate_then_score
 
@@ -401,7 +443,37 @@ class Run:
                     progress=progress,
                     generate=generate_one,
                 )
-                await runner.run(work.jobs)
+                jobs = work.jobs if self.stopping is None else self.stopping.until_decided(work.jobs, store.rows)
+                await runner.run(jobs)
+                await self._tell_decision(store, progress)
+
+    def generator(self, context: RunContext) -> AbstractAsyncContextManager[GenerateJob]:
+        """The function that runs one job of this run."""
+        return job_generator(self.env, context, self.options)
+
+    def _stopping_rule(self) -> StoppingRule | None:
+        options = self.options
+        if options.until_half_width is None and options.until_decided is None:
+            return None
+        if not self.is_scored:
+            raise ConfigError("score_rollouts=False leaves every reward unknown, so that none can stop the run")
+        low, high = options.reward_range
+        against = None if options.until_decided is None else str(options.until_decided)
+        present = Measured("this run", self.env.env_id, {}, self.model, self.config())
+        return StoppingRule(self.plan, (low, high), half_width=options.until_half_width, against=against, run=present)
+
+    async def _tell_decision(self, store: RunStore, progress: Progress) -> None:
+        """Log what ended the run early. *Raises* RunError when its rewards are outside their range."""
+        if self.stopping is None:
+            return
+        self.stopping.update(store.rows)
+        if self.stopping.problem is not None:
+            raise RunError(self.stopping.problem)
+        if (decision := self.stopping.decision()) is not None:
+            progress.total = progress.done
+            await self._call_back("on_log", decision.sentence())
+        else:
+            await self._warn(self.stopping.so_far().sentence())
 
     async def _tell_missing_logprobs(self, store: RunStore) -> None:
         """Warn when log-probabilities were asked for and are not complete for every turn."""
@@ -410,6 +482,16 @@ class Run:
             await self._warn(
                 f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "
                 f"log-probabilities that sampling_args ask for: {reasons}"
+            )
+
+    async def _tell_changed_model(self, store: RunStore) -> None:
+        """Warn when the server answered under more than one name: one mean is then over several models."""
+        served = served_models(store.rows.values(), self.model)
+        if len(served) > 1:
+            listed = ", ".join(f"{name} ({count} rollouts)" for name, count in served.items())
+            await self._warn(
+                f"the server answered as {len(served)} models: {listed}; the statistics are over all of them, and each "
+                f"row has its own in {SERVED_MODELS}"
             )
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
@@ -442,13 +524,20 @@ class Run:
         self.env.logger.warning("%s", text)
         await self._call_back("on_log", text)
 
-    async def _call_back(self, name: str, value: object) -> None:
+    def _start_arguments(self, jobs: Sequence[Any]) -> list[Any]:
+        """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and the pending ones."""
+        if self.options.on_start is None or num_positional(self.options.on_start) < 2:
+            return [len(jobs)]
+        counts = zip(self.plan.examples, self.plan.siblings, strict=True)
+        return [[example.row for example, count in counts for _ in range(count)], [job.example.row for job in jobs]]
+
+    async def _call_back(self, name: str, *values: object) -> None:
         """Call a callback of the options, if set."""
         callback = getattr(self.options, name)
         if callback is None:
             return
         try:
-            await maybe_await(callback(value))
+            await maybe_await(callback(*values))
         except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
             self.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)
 

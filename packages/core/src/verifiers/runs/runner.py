@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from verifiers.data.examples import Example, RowFormat, Table, copy_row
-from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
+from verifiers.errors import BudgetExhausted, ModelError, RolloutTimeout, RunError, TooManyFaults
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
@@ -37,6 +37,7 @@ from verifiers.storage.identity import source_hashes
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
+HEX_DIGITS = "0123456789abcdef"
 YIELD_EVERY = 8
 """Jobs after which a worker yields to the event loop, in case none of them suspended."""
 
@@ -53,7 +54,7 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     """Metrics of every rollout beside the rubric's."""
     row_format: RowFormat
     score_rollouts: bool
-    pass_threshold: float
+    pass_threshold: float | None
     max_workers: int | None
     system_prompt: str | None
     max_seq_len: int | None
@@ -191,6 +192,8 @@ class RunContext:
     tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
     """The client as the caller passed it, for ``state["client"]``; None = ``client``."""
+    is_cached: bool = False
+    """Whether replies come from a cache, for which every request says which sample it is."""
     control: RunControl = field(default_factory=RunControl)
 
     @property
@@ -206,6 +209,10 @@ class RunContext:
         """*Raises* RunError when the run is over."""
         if self.control.is_over:
             raise RunError("the run is over: a hook that outlived it requested another completion")
+
+    def sample_of(self, state: State) -> str:
+        """Which sample of its prompt the state's next turn is: number of the equal row, sibling and turn."""
+        return f"{state.seed_key.lstrip(HEX_DIGITS)}:{len(state['trajectory'])}"
 
     def seed_of(self, state: State) -> int | None:
         """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
@@ -444,13 +451,16 @@ class Runner:
         for number, job in enumerate(jobs):
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            if self.context.is_over or task.cancelling():  # the latter: a hook swallowed the cancellation
-                return
+            if self.context.is_over or self._failure is not None or task.cancelling():
+                return  # cancelling: a hook swallowed the cancellation
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
                 state = await self.generate(self.env, job, self.context)
                 await self._finish(job, state)
                 self._guard(state)
+            except BudgetExhausted as error:  # the rollouts that need no further request finish: they are paid for
+                self._failure = self._failure or error
+                return
             except BaseException as error:
                 if not self.context.is_over:
                     self._failure, self.context.control.is_over = error, True

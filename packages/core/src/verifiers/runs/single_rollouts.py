@@ -21,6 +21,7 @@ from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
 from verifiers.runtime.suggest import check_keywords
+from verifiers.runtime.sync_async import FinishedTuple
 
 TIMEOUT_S: float | None = RunOptions().rollout_timeout_s
 
@@ -64,11 +65,13 @@ async def _rollout_of_prompt(
     row = {"prompt": normalize_messages(prompt, env.message_type), "answer": answer, "info": dict(info or {})}
     row["task"] = task or env.env_id or "default"
     state = await _rollout_of_row(env, row, client, model, {**(sampling_args or {}), **sampling})
-    return state["completion"], state
+    return FinishedTuple((state["completion"], state))
 
 
 async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
     """Run and score one rollout: returns a ``State`` for older keywords, a ``RolloutOutput`` for present ones.
+
+    A fourth positional argument is the sampling arguments, of either form.
 
     The oldest form, with a semaphore before the row, also returns a ``State``.
     """
@@ -133,7 +136,7 @@ class _CallArguments:
             score_sem=named.get("score_sem") or nullcontext(),
             score=named.get("score", True),
             max_retries=named.get("max_retries", 0),
-            as_states=not named.keys().isdisjoint(_OLDER_KEYWORDS),
+            as_states=len(args) > 1 or not keywords.keys().isdisjoint(_OLDER_KEYWORDS),
             state_columns=named.get("state_columns") or (),
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import JournalError
@@ -27,7 +27,7 @@ from verifiers.results.rows import (
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.sync_async import maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import rollout_key
 from verifiers.storage.journal import Journal
@@ -36,6 +36,8 @@ METADATA_EVERY_S = 10.0
 """Seconds between writes of ``metadata.json`` during a run."""
 REPORT_EVERY_S = 1.0
 """Seconds between updates of the metadata passed to ``on_progress``."""
+SERVED_MODELS = "served_models"
+"""Column of a rollout, and fact of a run: names under which the server answered, where the requested one is not all."""
 COST_SHARE = 0.02
 """Largest share of the run time spent on computing metadata; a long run computes it less often."""
 
@@ -81,6 +83,9 @@ class RunStore:
     async def store(self, jobs: list[Job], states: list[State]) -> None:
         """Return once these are durable; several are stored atomically."""
         outputs = [state_to_output(state, self.options.state_columns) for state in states]
+        for output, state in zip(outputs, states, strict=True):
+            if names := _other_models(state):
+                output[SERVED_MODELS] = names
         self._count_turns(states)
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
@@ -149,10 +154,27 @@ class RunStore:
         if self._metadata is None or now >= self._next_report:
             self._metadata = self.metadata(self.in_order(), "running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
-        try:
-            await maybe_await(self.options.on_progress(_with_keys(jobs, outputs), self._metadata))
-        except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
-            self.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+        given: Any = self.options.on_progress
+        for callback in given if isinstance(given, list | tuple) else [given]:
+            every = [self.in_order()] if num_positional(callback) >= 3 else []  # the older form: all, new, metadata
+            try:
+                await maybe_await(callback(*every, _with_keys(jobs, outputs), self._metadata))
+            except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+                self.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+
+
+def served_models(rows: Iterable[Mapping[str, Any]], requested: str) -> dict[str, int]:
+    """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
+    names = (row.get(SERVED_MODELS) or [requested] for row in rows if row["completion"])
+    counts = Counter(name for several in names for name in several)
+    return {} if counts.keys() <= {requested} else dict(sorted(counts.items()))
+
+
+def _other_models(state: State) -> list[str]:
+    """The names under which the server answered; empty when each is the requested one."""
+    responses: list[Any] = [dict.get(step, "response") for step in state["trajectory"]]
+    names = {str(response.model) for response in responses if getattr(response, "model", "")}
+    return [] if names <= {state["model"]} else sorted(names)
 
 
 def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:

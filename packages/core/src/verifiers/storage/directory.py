@@ -45,10 +45,10 @@ CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "meta
 
 
 def default_root(env_id: str) -> Path:
-    """``./environments/<module>`` when that folder exists, else the working directory."""
+    """The working directory; ``./environments/<module>`` where an older version already saved runs of it."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     folder = Path("environments", module)
-    return folder if module.isidentifier() and folder.is_dir() else Path()
+    return folder if module.isidentifier() and (folder / "outputs/evals").is_dir() else Path()
 
 
 def run_path(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from verifiers.errors import ConfigError
 from verifiers.testing import wire
 
-COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
+COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Behaviour:
     """Sent instead of an HTTP answer; then the connection is closed."""
     never: bool = False
     """The request is read and never answered."""
+    cut_bytes: int | None = None
+    """Only so many bytes of the body are sent; then the connection is closed, or with ``never`` stays silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Connection(asyncio.Protocol):
         """Treat the current request as scripted."""
         if behaviour.delay_s:
             await asyncio.sleep(behaviour.delay_s)
-        if behaviour.never or self.transport.is_closing():
+        if (behaviour.never and behaviour.cut_bytes is None) or self.transport.is_closing():
             return
         if behaviour.reset:
             linger = struct.pack("ii", 1, 0)  # close() then sends RST
@@ -152,7 +154,11 @@ class Connection(asyncio.Protocol):
         if not body and behaviour.status != 200 and behaviour.body is None:
             body = wire.error_body(f"scripted {behaviour.status}")
         whole = wire.http_answer(behaviour.status, body, dict(behaviour.headers))
-        if behaviour.drip_s:
+        if behaviour.cut_bytes is not None:
+            self.transport.write(whole[: len(whole) - len(body) + behaviour.cut_bytes])
+            if not behaviour.never:
+                self.transport.close()
+        elif behaviour.drip_s:
             await self._drip(whole, len(body), behaviour.drip_s)
         else:
             self.answer(whole)

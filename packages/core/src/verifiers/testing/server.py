@@ -28,7 +28,8 @@ from verifiers.testing.scripted import ScriptedClient
 
 
 class FakeServer:
-    """A context manager; ``.url`` is the base URL and ends in ``/v1``.
+    """A context manager; ``.url`` is the base URL and ends in ``/v1``. It offers every API a client of ours speaks:
+    chat completions, completions, responses and messages, streaming where the request asks for it.
 
     ``replies``: see ``testing.replies``. ``script``: one entry per completion request (see `as_behaviour`), proper
     answers after its end, or a function of the `Hit`. ``models``: names that ``GET /models`` lists, or its
@@ -80,7 +81,7 @@ class FakeServer:
         self._client = ScriptedClient("", tokens=tokens)
         self._replies = Replies(replies)
         plain = isinstance(replies, str) and not tokens
-        self._ready = {path: _plain_answer(path, replies) for path in COMPLETION_PATHS} if plain else {}
+        self._ready = {path: _plain_answer(path, replies) for path in COMPLETION_PATHS[:2]} if plain else {}
         self.connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
@@ -199,7 +200,7 @@ class FakeServer:
         if self._record:
             self.hits.append(hit)
         behaviour = self._behaviour(hit)
-        if behaviour is PROPER and hit.path in self._ready:
+        if behaviour is PROPER and hit.path in self._ready and b'"stream"' not in hit.body:
             connection.answer_later(self._ready[hit.path], self._delay_s)
             return
         task = asyncio.get_running_loop().create_task(self._answer(connection, hit, behaviour))
@@ -242,16 +243,16 @@ class FakeServer:
         try:
             request = wire.read_request(hit.path, hit.body)
         except ValueError as error:
-            return 400, wire.error_body(str(error))
+            return 400, wire.refusal_body(hit.path, 400, str(error))
         try:
             reply = await self._replies.next(request)
         except Exception as error:  # noqa: BLE001 - the script's own failure is told to the client
             reply = error
         if failure := as_error(reply):
             status = failure.status if isinstance(failure, VerifiersError) else None
-            return status or 500, wire.error_body(str(failure))
+            return status or 500, wire.refusal_body(hit.path, status or 500, str(failure))
         response = self._client.finish(response_of(reply, request, hit.index), request)
-        return 200, wire.completion_body(response, request)
+        return 200, wire.answer_body(hit.path, hit.body, response, request)
 
 
 def _plain_answer(path: str, text: str) -> bytes:

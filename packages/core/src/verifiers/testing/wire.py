@@ -1,7 +1,7 @@
-"""The OpenAI wire format from the server's side: a request's body as a `ModelRequest`, a `Response` as a body.
+"""The wire formats from the server's side: a request's body as a `ModelRequest`, a `Response` as a body or a stream.
 
-Token ids and log-probabilities are sent in vLLM's fields and only when the request asks for them. This module opens
-nothing and knows no faults (``server``).
+Completions carry token ids and log-probabilities in vLLM's fields, and only when the request asks for them; streams,
+responses and messages are written by ``clients.dialects``. This module opens nothing and knows no faults (``server``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from verifiers.clients.dialects import DIALECTS, Dialect
 from verifiers.types import Message, ModelRequest, Response
 
 _NOT_SAMPLING = frozenset(("model", "messages", "prompt", "tools"))
@@ -17,6 +18,8 @@ _NOT_SAMPLING = frozenset(("model", "messages", "prompt", "tools"))
 def read_request(path: str, body: bytes) -> ModelRequest:
     """The request in a body. Raises: ``ValueError`` when it is no completion request."""
     fields = json.loads(body)
+    if (dialect := _dialect(path)) is not None and isinstance(fields, dict):
+        return dialect.parse_request(fields).model_request()
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
         raise ValueError("the body must be an object with a model")
     in_chat = path.endswith("/chat/completions")
@@ -31,6 +34,32 @@ def read_request(path: str, body: bytes) -> ModelRequest:
         sampling_args={name: value for name, value in fields.items() if name not in _NOT_SAMPLING},
         seed=fields.get("seed"),
     )
+
+
+def _dialect(path: str) -> Dialect | None:
+    """The dialect of a path, but for completions."""
+    name = path.rpartition("/")[2]
+    return DIALECTS[name] if name in ("responses", "messages") else None
+
+
+def answer_body(path: str, body: bytes, response: Response, request: ModelRequest) -> bytes:
+    """The answer to a request in its own form: a stream where it asks for one, else JSON."""
+    fields = json.loads(body)
+    dialect = _dialect(path)
+    if dialect is None and path.endswith("/chat/completions") and fields.get("stream"):
+        dialect = DIALECTS["chat"]
+    if dialect is None:
+        return completion_body(response, request)
+    call = dialect.parse_request(fields)
+    if call.stream:
+        return b"".join(dialect.stream_events(response, call))
+    return json.dumps(dialect.response_body(response, call)).encode("ascii")
+
+
+def refusal_body(path: str, status: int, text: str) -> bytes:
+    """The JSON body of a refusal in the form of a path."""
+    dialect = _dialect(path)
+    return error_body(text) if dialect is None else json.dumps(dialect.error_body(status, text)).encode("ascii")
 
 
 def completion_body(response: Response, request: ModelRequest) -> bytes:
@@ -82,6 +111,8 @@ def error_body(text: str, code: str = "") -> bytes:
 
 def http_answer(status: int, body: bytes, headers: dict[str, str] | None = None) -> bytes:
     """One whole HTTP/1.1 answer."""
-    lines = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+    is_stream = body.startswith((b"event:", b"data:"))
+    kind = "text/event-stream" if is_stream else "application/json"
+    lines = {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"HTTP/1.1 {status} Scripted\r\n{head}\r\n".encode("latin-1") + body

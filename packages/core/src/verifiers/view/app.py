@@ -68,6 +68,7 @@ def static_files() -> dict[str, bytes]:
 def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], Any]]:
     """Name of a request -> handler, which takes the query parameters."""
     return {
+        "compare": lambda q: library.compare([run for run in q.get("runs", "").split("\n") if run]),
         "version": lambda q: library.version(q.get("run")),
         "runs": lambda q: library.runs(),
         "run": lambda q: library.run(_run(q)),
@@ -77,6 +78,7 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
         "previews": lambda q: library.previews(_run(q), [int(n) for n in q.get("rows", "").split(",") if n], _step(q)),
         "rollout": lambda q: library.rollout(_run(q), int(q.get("row", "0")), _step(q)),
         "search": lambda q: library.search(_run(q), q.get("text", ""), int(q.get("first", "0")), _step(q)),
+        "values": lambda q: library.values(_run(q), q.get("name", ""), int(q.get("first", "0")), _step(q)),
         "metrics": lambda q: library.metrics(_run(q), int(q.get("first", "0")), q.get("generation", "")),
     }
 

@@ -17,13 +17,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verifiers.errors import ConfigError
+from verifiers.checks.audit.certificate import read_certificate
+from verifiers.errors import ConfigError, UsageError
+from verifiers.runtime.alive import is_alive
 from verifiers.runtime.bounded import read_file
 from verifiers.storage.directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 
+LISTED = ("env_args", "sampling_args", "seed", "system_prompt", "max_turns")
+"""Parts of an evaluation's configuration that the list of runs can show."""
+_UNLISTED = ("rubric", "parser", "environment", "code", "reward_functions", "reward_weights", "group_weights")
+MAX_SETTING_CHARS = 60
 STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
 QUIET_S = 60.0
@@ -54,13 +60,42 @@ def settings(source: Source) -> dict[str, Any]:
     """The stored ``config`` and ``metadata``, and the weights of the reward functions."""
     stored = _config(source.folder)
     config = stored.get("config") or {}
+    facts = _training_facts(source.folder).get("settings") or {} if source.kind == TRAINING else {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     return {
         "config": config,
+        "flat": flat({name: value for name, value in config.items() if name not in _UNLISTED} | facts),
         "noted": stored.get("noted") or {},
         "metadata": read_metadata(source.folder) or {},
         "weights": dict(zip(names, weights, strict=False)),
+        "audit": _audit(str(config.get("env_id") or (read_metadata(source.folder) or {}).get("env_id") or "")),
     }
+
+
+def _audit(env_id: str) -> str | None:
+    """The certificate of an installed environment, in words; None without one."""
+    try:
+        certificate = read_certificate(env_id)
+    except UsageError:  # it is not installed here
+        return None
+    return None if certificate is None else str(certificate)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level: ``{"env_args": {"unit": "word"}}`` is ``{"env_args.unit": "word"}``.
+
+    Numbers and booleans stay, other values become text; empty ones and None are left out.
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{path}.")
+        elif isinstance(value, bool | int | float):
+            found[path] = value
+        elif value not in (None, "", []):
+            found[path] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
 
 
 def metric_names(source: Source) -> list[str]:
@@ -83,7 +118,13 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "errors": metadata.get("num_errors"),
         "unscored": metadata.get("num_unscored"),
         "metrics": metadata.get("avg_metrics") or {},
+        "settings": _listed(config, metadata),
+        "tokens": _tokens(metadata),
+        "cost": _known(metadata.get("cost_usd")),
+        "success": _known(metadata.get("avg_success")),
+        "success_metric": metadata.get("success_metric"),
         "pass_at_k": metadata.get("pass_at_k") or {},
+        "pass_at_k_interval": metadata.get("pass_at_k_interval") or {},
         "pass_threshold": metadata.get("pass_threshold"),
         "status": _status(source, metadata),
         "date": metadata.get("date") or _iso(stat.st_mtime),
@@ -91,6 +132,23 @@ def _evaluation(source: Source) -> dict[str, Any]:
         "seconds": metadata.get("time"),
         "size": stat.st_size,
     }
+
+
+def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an evaluation that the list of runs can show, flat, long texts cut."""
+    parts = {name: config.get(name, metadata.get(name)) for name in LISTED}
+    parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}
+    cut = {name: v[:MAX_SETTING_CHARS] if isinstance(v, str) else v for name, v in flat(parts).items()}
+    return {name.replace("sampling_args.", "sampling.").replace("extra_body.", ""): v for name, v in cut.items()}
+
+
+def _tokens(metadata: Mapping[str, Any]) -> float | None:
+    """Tokens read and written over all rollouts; ``usage`` has the means per rollout."""
+    usage, num_rollouts = metadata.get("usage") or {}, metadata.get("num_rollouts")
+    means = [_known(usage.get(name)) for name in ("input_tokens", "output_tokens")]
+    if not isinstance(num_rollouts, int) or all(mean is None for mean in means):
+        return None
+    return num_rollouts * sum(mean or 0.0 for mean in means)
 
 
 def _status(source: Source, metadata: Mapping[str, Any]) -> str:
@@ -123,6 +181,10 @@ def _training(source: Source) -> dict[str, Any]:
         "errors": int(curves.total("rollouts/errors")),
         "unscored": int(curves.total("reward/unscored")),
         "metrics": {},
+        "settings": flat(facts.get("settings") or {}),
+        "tokens": curves.total("tokens/prompt") + curves.total("tokens/completion") or None,
+        "cost": None,
+        "success": curves.last("reward/success"),
         "curve": curves.thumbnail("reward/mean", 40),
         "status": status,
         "date": _iso(curves.started or stat.st_mtime),
@@ -140,6 +202,7 @@ def _training_facts(folder: Path) -> dict[str, Any]:
     if checkpoints:
         configuration = _json(checkpoints[-1]).get("configuration") or {}
         state = _json(checkpoints[-1].parent / "trainer_state.json")
+        facts["settings"] = configuration
         facts["env_id"] = facts["env_id"] or configuration.get("env_id")
         facts["max_steps"] = state.get("max_steps") or facts["max_steps"]
     return facts
@@ -150,22 +213,12 @@ def _is_written(source: Source, seconds_per_step: float | None) -> bool:
     lock = source.folder / LOCK_NAME
     holder = _json(lock)
     if isinstance(holder.get("pid"), int) and holder.get("host") == socket.gethostname():
-        return _is_alive(holder["pid"])
+        return is_alive(holder["pid"])
     changed = 0.0
     for name in (*_WATCHED, "completions"):
         with contextlib.suppress(OSError):
             changed = max(changed, os.stat(source.folder / name).st_mtime)
     return time.time() - changed < max(QUIET_S, 5 * (seconds_per_step or 0))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # the process belongs to another user
-        return True
-    return True
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -7,10 +7,11 @@ atomically; an existing one is replaced only when it is an earlier copy.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from verifiers.view.library import Library
 ROWS_PER_FILE = 20
 """Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
+MAX_COMPARED = 12
+"""Evaluations of one environment whose pairs are compared in a copy."""
 REPORT_EVERY_S = 2.0
 MARKER = "vf-view-copy"
 """Marks the page of a copy, to distinguish it from other folders."""
@@ -94,6 +97,7 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(file name, response) of every request the page can make. Runs are numbered in the order of the list."""
     runs = library.runs()
     yield "runs", {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True}
+    yield from _comparisons(library, runs["runs"])
     for index, described in enumerate(runs["runs"]):
         run = library.run(described["id"])
         yield f"{index}/run", _without_path(run)
@@ -103,6 +107,17 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield from _rows(library, run["id"], step, f"{index}/step-{step}")
         else:
             yield from _rows(library, run["id"], None, f"{index}/rows")
+
+
+def _comparisons(library: Library, runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The comparison of every pair of the first ``MAX_COMPARED`` evaluations of each environment."""
+    by_env: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        if run["kind"] != TRAINING:
+            by_env.setdefault(run["env"], []).append(index)
+    for indexes in by_env.values():
+        for a, b in itertools.permutations(indexes[:MAX_COMPARED], 2):
+            yield f"compare-{a}-{b}", library.compare([runs[a]["id"], runs[b]["id"]])
 
 
 def _progress(library: Library, name: str) -> str:

@@ -9,9 +9,12 @@ Uses about 300 bytes of memory per rollout. Read-only.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +31,7 @@ from verifiers.storage.journal import scan_journal
 
 NUMBERS = ("reward", "advantage", "turns", "input_tokens", "output_tokens", "chars", "total_ms", "sibling", "attempts")
 """Numeric columns; an unknown value is NaN."""
-NAMES = ("error", "stop_condition")
+NAMES = ("error", "stop_condition", "task")
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
 _HASH_CHARS = 16
 _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
@@ -52,6 +55,7 @@ class _Head(msgspec.Struct):
     advantage: float | None = None
     error: Any = None
     stop_condition: str | None = None
+    task: Any = None
     timing: dict[str, Any] | None = None
     token_usage: dict[str, Any] | None = None
     completion_tokens: int | None = None
@@ -64,10 +68,18 @@ class _Head(msgspec.Struct):
 class _Texts(msgspec.Struct):
     prompt: Any = None
     completion: Any = None
+    answer: Any = None
+
+
+class _Info(msgspec.Struct):
+    info: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Head)
 _TEXTS = msgspec.json.Decoder(_Texts)
+_INFO = msgspec.json.Decoder(_Info)
+MAX_VALUE_CHARS = 80
+"""Length of a value of ``info`` that is no number."""
 
 
 class RowIndex:
@@ -150,17 +162,43 @@ class RowIndex:
             for number in numbers:
                 yield row_from_disk(self._stored(file, number), self._metric_names)
 
-    def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """(prompt, completion) of these row numbers, without decoding other fields. Raises: as ``row``."""
+    def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any, Any]]:
+        """(prompt, completion, answer) of these row numbers, without decoding other fields. Raises: as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
                 line = self._line(file, number)
                 try:
                     texts = _TEXTS.decode(line)
-                    yield texts.prompt, texts.completion
+                    yield texts.prompt, texts.completion, texts.answer
                 except msgspec.DecodeError:
                     row = decode_row(line)
-                    yield row.get("prompt"), row.get("completion")
+                    yield row.get("prompt"), row.get("completion"), row.get("answer")
+
+    def info_names(self) -> list[str]:
+        """The keys of the first rollout's ``info`` that hold one value, as ``info.<key>``."""
+        if not len(self):
+            return []
+        with open(self.path, "rb") as file:
+            info = _info_of(self._line(file, 0))
+        return [f"info.{key}" for key, value in info.items() if isinstance(value, str | int | float | bool)]
+
+    def info_values(self, name: str, first: int = 0, budget_s: float = math.inf) -> tuple[list[Any], int]:
+        """(the values of ``info.<key>`` from row ``first`` on, the row number to continue from).
+
+        Numbers stay numbers, other values become text; None where there is none. Stops after about ``budget_s``
+        seconds. Raises: as ``row``; ``ValueError`` for a name that does not begin with ``info.``.
+        """
+        if not name.startswith("info."):
+            raise ValueError(f"{name!r} is not a key of info; write info.KEY")
+        values: list[Any] = []
+        deadline = time.monotonic() + budget_s
+        with open(self.path, "rb") as file:
+            for number in range(first, len(self)):
+                info = _info_of(self._line(file, number))
+                values.append(_plain_value(info.get(name.removeprefix("info."))))
+                if time.monotonic() > deadline:
+                    return values, number + 1
+        return values, len(self)
 
     def search(self, text: str, first: int = 0, budget_s: float = math.inf) -> tuple[list[int], int]:
         """(row numbers from ``first`` on whose texts contain ``text``, the row number to continue from).
@@ -261,6 +299,7 @@ def _facts(head: _Head) -> dict[str, Any]:
         "attempts": _number(head.attempts),
         "error": None if head.error is None else ErrorInfo.of(head.error).get("error") or "error",
         "stop_condition": head.stop_condition,
+        "task": sys.intern(head.task) if type(head.task) is str else None,
     }
 
 
@@ -292,6 +331,7 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         advantage=_number(row.get("advantage")),
         error=output["error"],
         stop_condition=None if stop is None else str(stop),
+        task=row.get("task"),
         timing=dict(output["timing"]),
         token_usage=row.get("token_usage") if isinstance(row.get("token_usage"), dict) else None,
         completion_tokens=row.get("completion_tokens"),
@@ -299,6 +339,23 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         rollout_key=row.get("rollout_key"),
         example_hash=row.get("example_hash"),
     )
+
+
+def _info_of(line: bytes) -> Mapping[str, Any]:
+    try:
+        info = _INFO.decode(line).info
+    except (msgspec.DecodeError, UnicodeError):  # lone surrogates
+        info = decode_row(line).get("info")
+    if isinstance(info, str):  # runs of other versions
+        with contextlib.suppress(ValueError):
+            info = json.loads(info)
+    return info if isinstance(info, Mapping) else {}
+
+
+def _plain_value(value: object) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    return (value if isinstance(value, str) else json.dumps(value))[:MAX_VALUE_CHARS]
 
 
 def _number(value: object) -> float:

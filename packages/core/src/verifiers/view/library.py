@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from verifiers.results.comparison import Measured, compare_runs
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
@@ -82,6 +83,7 @@ class Library:
             "progress": index.progress,
             "replaced": list(index.replaced),
             "damage": index.damage,
+            "info": index.info_names(),
             "columns": columns,
             "metrics": {name: values[first:total] for name, values in index.metrics.items()},
         }
@@ -111,6 +113,17 @@ class Library:
         matches, following = index.search(text, first, budget_s)
         return {"rows": matches, "next": following if following < len(index) else None}
 
+    def values(
+        self, run_id: str, name: str, first: int = 0, step: int | None = None, budget_s: float = READ_S
+    ) -> dict[str, Any]:
+        """The values of ``info.<key>`` from row ``first`` on; ``next`` is where to continue, null at the end.
+
+        Raises ``ValueError`` for another name.
+        """
+        index = self._read_index(run_id, step)
+        found, following = index.info_values(name, first, budget_s)
+        return {"values": found, "next": following if following < len(index) else None}
+
     def metrics(self, run_id: str, first: int = 0, generation: str = "") -> dict[str, Any]:
         """The metrics lines of a training run from ``first`` on; all when it was rewritten since ``generation``."""
         source = self.catalog.get(run_id)
@@ -126,6 +139,33 @@ class Library:
                 "lines": curves.lines[first:],
                 "steps": source.steps(),
             }
+
+    def compare(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        """The rewards of evaluations compared as ``vf-compare`` does: each with the first of its environment.
+
+        Raises ``ValueError`` for fewer than two runs.
+        """
+        indexes = []
+        for run_id in run_ids:
+            index = self._index(run_id, None)
+            index.read()
+            indexes.append(index)
+        by_hash = all(key is not None for index in indexes for key in index.columns["key"])
+        runs = [self._measured(run_id, index, by_hash) for run_id, index in zip(run_ids, indexes, strict=True)]
+        return compare_runs(runs).to_dict()
+
+    def _measured(self, run_id: str, index: RowIndex, by_hash: bool) -> Measured:
+        source = self.catalog.get(run_id)
+        described, replaced = self._describe(source), set(index.replaced)
+        values: dict[Any, list[float]] = {}
+        for row, (key, reward) in enumerate(
+            zip(index.columns["key" if by_hash else "example"], index.columns["reward"], strict=True)
+        ):
+            if row not in replaced:
+                values.setdefault(key, []).append(reward)
+        status = "complete" if described["status"] == "finished" else described["status"]
+        config = describe.settings(source)["config"]
+        return Measured(run_id, described["env"], {"reward": values}, described["model"], config, status)
 
     def _describe(self, source: Source) -> dict[str, Any]:
         version = describe.version(source)

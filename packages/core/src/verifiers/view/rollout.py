@@ -6,6 +6,7 @@ address stays text, so that viewing a rollout sends no request to other hosts.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,9 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     _assign(messages, steps)
     metrics = {name: value for name, value in row["metrics"].items()}
-    columns = {*FIELDS, *DISK_FIELDS, *metrics, "trajectory", "crc32", "write_part"}
+    agent = _agent(row)
+    shown_apart = {"agent", "files"} if agent else set()
+    columns = {*FIELDS, *DISK_FIELDS, *metrics, *shown_apart, "trajectory", "crc32", "write_part"}
     content = {
         "example_id": row["example_id"],
         "sibling": row.get("sibling"),
@@ -47,15 +50,26 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
         "timing": row["timing"],
         "usage": row["token_usage"],
         "tools": row["tool_defs"],
+        "agent": agent,
         "more": {name: value for name, value in row.items() if name not in columns},
     }
     ready: dict[str, Any] = json_ready(content)
     return ready
 
 
-def preview(prompt: object, completion: object) -> dict[str, str]:
-    """The preview of a rollout in a table: the prompt's last user message, and the last reply."""
-    return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant")}
+def _agent(row: RolloutOutput) -> dict[str, Any] | None:
+    """The agent program of the rollout (``AgentEnv``) with its log and files; None without one."""
+    agent = row.get("agent")
+    if not isinstance(agent, Mapping) or "ended" not in agent:
+        return None
+    files = row.get("files")
+    return {**agent, "files": dict(files) if isinstance(files, Mapping) else {}}
+
+
+def preview(prompt: object, completion: object, answer: object = None) -> dict[str, str]:
+    """The preview of a rollout in a table: the prompt's last user message, the last reply, the right answer."""
+    right = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
+    return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant"), "answer": _line(right)}
 
 
 def _last(messages: Any, role: str) -> str:
@@ -150,6 +164,8 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
         "text": _step_text(step.get("completion")),
         "timing": step.get("timing"),
     }
+    if role := field(step.get("extras") or {}, "role"):
+        numbers["role"] = str(role)
     tokens = step.get("tokens")
     if isinstance(tokens, Mapping):
         prompt_ids, ids = tokens.get("prompt_ids") or (), tokens.get("completion_ids") or ()

@@ -6,6 +6,7 @@ The public interface is ``load_environment``; the README describes rewards and m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -109,6 +110,7 @@ def load_environment(
         system_prompt=system_prompt or None,
         few_shot=_shots(games[num_games:]),
         rubric=_make_rubric(power, power_per_turn, autojunk),
+        oracle=_right_replies,
     )
 
 
@@ -120,13 +122,23 @@ def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubri
     async def exact_turns(completion: Any, info: dict, parser: vf.Parser) -> float:
         return exact_share(_replies(completion, parser), info["targets"])
 
+    async def all_exact(completion: Any, info: dict, parser: vf.Parser) -> float:
+        return float(exact_share(_replies(completion, parser), info["targets"]) == 1.0)
+
     async def format_reward(completion: Any, info: dict, parser: vf.Parser) -> float:
         return format_share(_replies(completion, parser), info["targets"])
 
-    rubric = vf.Rubric(funcs=[similarity])
+    rubric = vf.Rubric(funcs=[similarity], success="all_exact")
     rubric.add_metric(exact_turns)
+    rubric.add_metric(all_exact)
     rubric.add_metric(format_reward)
     return rubric
+
+
+def _right_replies(game: Mapping[str, Any]) -> list[str]:
+    """The right reply to each turn of a game."""
+    tags = [FIRST_TAG, *(LATER_TAG for _ in game["info"]["follow_ups"])]
+    return [f"<{tag}>\n{target}\n</{tag}>" for tag, target in zip(tags, game["info"]["targets"], strict=True)]
 
 
 def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
@@ -134,10 +146,9 @@ def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
     messages = []
     for game in games:
         prompts = [game["question"], *game["info"]["follow_ups"]]
-        for number, (question, target) in enumerate(zip(prompts, game["info"]["targets"], strict=True)):
-            tag = LATER_TAG if number else FIRST_TAG
+        for question, reply in zip(prompts, _right_replies(game), strict=True):
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": f"<{tag}>\n{target}\n</{tag}>"})
+            messages.append({"role": "assistant", "content": reply})
     return messages or None
 
 

@@ -23,6 +23,7 @@ def load_environment(
     seed: int = 0,
     dataset_name: str | None = None,
     system_prompt: str | None = vf.BOXED_SYSTEM_PROMPT,
+    strict: bool = True,
 ) -> vf.Environment:
     r"""The gsm8k environment.
 
@@ -34,6 +35,8 @@ def load_environment(
             published set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator of
             Reasoning Gym (extra ``offline``).
         system_prompt: System message of every problem; "" or None sends none. Default: reason, then answer in a box.
+        strict: Refuse lists, sums that are not worked out, false equations, and boxes in thinking without an end. False
+            scores as older versions did.
 
     Raises:
         ConfigError: An invalid argument, by name.
@@ -45,9 +48,11 @@ def load_environment(
         ("seed", seed, None),
     ):
         _check_whole(name, value, least)
+    if not isinstance(strict, bool):
+        raise vf.ConfigError(f"strict must be true or false, not {strict!r}")
     train, held_out = _sources(dataset_name, seed, num_train_examples, num_eval_examples)
     return vf.SingleTurnEnv(
-        dataset=train, eval_dataset=held_out, system_prompt=system_prompt or None, rubric=_make_rubric()
+        dataset=train, eval_dataset=held_out, system_prompt=system_prompt or None, rubric=_make_rubric(strict)
     )
 
 
@@ -75,11 +80,11 @@ def _generated(count: int, seed: int, held_out: bool, name: str) -> list[dict[st
         raise vf.DatasetError(f"{name}={count} is more than can be generated: {error}") from error
 
 
-def _make_rubric() -> vf.Rubric:
+def _make_rubric(strict: bool) -> vf.Rubric:
     async def format_reward(completion: Any, parser: vf.Parser) -> float:
         return float(bool(parser.parse_answer(completion)))
 
-    rubric = vf.MathRubric()
+    rubric = vf.MathRubric(strict=strict)
     rubric.add_metric(format_reward)
     return rubric
 

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.runtime.install_lines import install_line
 
 GSM8K = ("gsm8k", "openai/gsm8k")
 GSM_SYMBOLIC = "gsm_symbolic"
@@ -54,7 +55,7 @@ class SymbolicRows:
 
         if find_spec("reasoning_gym") is None:
             raise ConfigError(
-                f"dataset_name={GSM_SYMBOLIC!r} needs Reasoning Gym: pip install 'vf-gsm8k[offline]'; or leave "
+                f"dataset_name={GSM_SYMBOLIC!r} needs Reasoning Gym: {install_line('vf-gsm8k', 'offline')}; or leave "
                 "dataset_name out"
             )
         self.seed, self.num_train, self.num_held_out = seed, num_train, num_held_out

@@ -53,6 +53,7 @@ def load_environment(
     eval_split: str | None = None,
     rollouts_per_example: int | None = None,
     max_concurrent: int | None = None,
+    strict: bool = True,
 ) -> vf.Environment:
     r"""The math-python environment.
 
@@ -77,6 +78,8 @@ def load_environment(
         eval_split: The split to evaluate on. Default: "test" where there is one.
         rollouts_per_example: Default of runs of this environment.
         max_concurrent: Default of concurrent rollouts in runs of this environment.
+        strict: Refuse lists, sums that are not worked out, false equations, and boxes in thinking without an end. False
+            scores as older versions did.
 
     Raises:
         ConfigError: An invalid argument, by name; at the first rollout, a package that is not installed.
@@ -90,6 +93,8 @@ def load_environment(
         ("seed", seed, None),
     ):
         _check_whole(name, value, least, all_is_allowed=name.startswith("num_"))
+    if not isinstance(strict, bool):
+        raise vf.ConfigError(f"strict must be true or false, not {strict!r}")
     if dataset_split is not None and split is not None:
         raise vf.ConfigError("split is an alias of dataset_split; pass only one of them")
     train, held_out = _sources(
@@ -101,7 +106,7 @@ def load_environment(
         eval_dataset=held_out,
         system_prompt=system_prompt or None,
         blocks_system_prompt={SYSTEM_PROMPT: BLOCKS_SYSTEM_PROMPT}.get(system_prompt, None if system_prompt else ""),
-        rubric=_make_rubric(),
+        rubric=_make_rubric(strict),
         max_turns=max_turns,
         code_from=code_from,
         sandbox=sandbox,
@@ -142,11 +147,11 @@ def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any
         raise vf.DatasetError(f"{name}={count} is more than there are: {error}") from error
 
 
-def _make_rubric() -> vf.Rubric:
+def _make_rubric(strict: bool) -> vf.Rubric:
     async def format_reward(completion: Any, parser: vf.Parser) -> float:
         return float(bool(parser.parse_answer(completion)))
 
-    rubric = vf.MathRubric()
+    rubric = vf.MathRubric(strict=strict)
     rubric.add_metric(format_reward)
     return rubric
 

@@ -87,7 +87,7 @@ def _make_rubric(parser: vf.Parser, autojunk: bool) -> vf.Rubric:
     def format_reward(completion: Any, parser: vf.Parser) -> float:
         return parser.get_format_reward_func()(completion)
 
-    rubric = vf.Rubric(funcs=[similarity], parser=parser)
+    rubric = vf.Rubric(funcs=[similarity], parser=parser, success="exact_match")
     rubric.add_metric(exact_match)
     rubric.add_metric(format_reward)
     return rubric

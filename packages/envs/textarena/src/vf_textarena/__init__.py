@@ -5,6 +5,11 @@ The public interface is ``load_environment``; the rules of a rollout are in ``vf
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import verifiers as vf
 
 __all__ = ["DEFAULT_GAME", "load_environment"]
@@ -27,6 +32,7 @@ def load_environment(
     num_eval_examples: int = 50,
     seed: int = 0,
     system_prompt: str | None = None,
+    strict: bool = False,
 ) -> vf.Environment:
     """The textarena environment.
 
@@ -38,12 +44,14 @@ def load_environment(
         num_eval_examples: Held-out games; their seeds are disjoint from those of the training games.
         seed: Games are generated from seed, seed + 1, and so on.
         system_prompt: Default: an instruction that names the tags. "" sends none.
+        strict: Pay 1 for a game that was won and 0 for any other, instead of the game's own reward.
 
     Raises:
         ConfigError: An invalid argument, by name; or TextArena is not installed.
     """
-    if not isinstance(use_think, bool):
-        raise vf.ConfigError(f"use_think must be true or false, not {use_think!r}")
+    for name, flag in (("use_think", use_think), ("strict", strict)):
+        if not isinstance(flag, bool):
+            raise vf.ConfigError(f"{name} must be true or false, not {flag!r}")
     for name, value in (("max_turns", max_turns), ("num_train_examples", num_train_examples)):
         _check_whole(name, value)
     _check_whole("num_eval_examples", num_eval_examples)
@@ -59,7 +67,37 @@ def load_environment(
         seed=seed,
         system_prompt=system_prompt,
         parser=parser,
+        rubric=_strict_rubric(parser) if strict else None,
+        oracle=functools.partial(_halving, parser) if game == DEFAULT_GAME else None,
     )
+
+
+def _strict_rubric(parser: vf.Parser) -> vf.Rubric:
+    from verifiers.environments.integrations.textarena import game_reward
+
+    def game_won(state: vf.State) -> float:
+        return float(game_reward(state) >= 1.0)
+
+    rubric = vf.Rubric([game_won], parser=parser)
+    rubric.add_metric(game_reward)
+    return rubric
+
+
+def _halving(parser: vf.XMLParser, row: Mapping[str, Any]) -> Callable[[vf.ModelRequest], str]:
+    """Plays the default game by halving the numbers that are left."""
+
+    def reply(request: vf.ModelRequest) -> str:
+        low, high, tried = 1, 20, 0
+        for message in request.prompt:
+            if message["role"] == "assistant":
+                tried = int(re.findall(r"\[(\d+)\]", message["content"])[-1])
+            elif tried and "higher" in message["content"]:
+                low = tried + 1
+            elif tried and "lower" in message["content"]:
+                high = tried - 1
+        return parser.format(**{name: f"[{(low + high) // 2}]" for name in parser.get_fields()})
+
+    return reply
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -5,6 +5,7 @@ The public interface is ``load_environment``; the README describes rewards and m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import verifiers as vf
@@ -56,7 +57,14 @@ def load_environment(
         eval_dataset=rows[:num_eval_examples],
         system_prompt=system_prompt or None,
         rubric=_make_rubric(),
+        oracle=_right_replies,
     )
+
+
+def _right_replies(row: Mapping[str, Any]) -> list[Any]:
+    """The requested calls in one message, then a comment."""
+    calls = row["info"]["calls"]
+    return [[vf.ToolCall(f"call_{n}", call["name"], call["arguments"]) for n, call in enumerate(calls)], "Done."]
 
 
 def _make_rubric() -> vf.Rubric:
@@ -67,7 +75,7 @@ def _make_rubric() -> vf.Rubric:
     async def all_right(completion: Any, info: dict[str, Any], parser: vf.Parser) -> float:
         return float(share_right(info["calls"], _first_calls(completion, parser)) == 1.0)
 
-    rubric = vf.Rubric([calls_right], parser=vf.Parser())
+    rubric = vf.Rubric([calls_right], parser=vf.Parser(), success="all_right")
     rubric.add_metric(all_right)
     return rubric
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import verifiers as vf
+from verifiers.runtime.install_lines import install_line
 from vf_wiki_search.corpus import Corpus, Page
 
 RETRIEVERS = ("bm25", "dense", "chroma")
@@ -94,7 +95,7 @@ class Chroma:
         try:
             import chromadb
         except ImportError as error:
-            raise vf.ConfigError('retriever="chroma" needs: pip install "vf-wiki-search[chroma]"') from error
+            raise vf.ConfigError(f'retriever="chroma" needs: {install_line("vf-wiki-search", "chroma")}') from error
         vectors = section_vectors(corpus)
         self._embed = _embedder()
         self._owners = {section_id: page for page in corpus.pages for section_id in page.sections}
@@ -150,5 +151,5 @@ def _embedder() -> Any:
     try:
         from vf_wiki_search.embedding import Embedder
     except ImportError as error:
-        raise vf.ConfigError('dense retrieval needs: pip install "vf-wiki-search[dense]"') from error
+        raise vf.ConfigError(f"dense retrieval needs: {install_line('vf-wiki-search', 'dense')}") from error
     return Embedder()

@@ -152,7 +152,7 @@ def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
     async def invalid_guesses(game: Game) -> float:
         return float(game.num_invalid)
 
-    rubric = vf.Rubric([correct_answer, partial_answer, length_bonus], parser=parser)
+    rubric = vf.Rubric([correct_answer, partial_answer, length_bonus], parser=parser, success="correct_answer")
     rubric.add_reward_func(format_reward, weight=0.2)
     rubric.add_metric(invalid_guesses)
     rubric.add_score_object_provider(replayed)

@@ -200,6 +200,16 @@ def gdpo(
     return [(s - batch.mean()) / (batch.std(ddof=1) + EPSILON) for s in sums]
 
 
+@register_advantage("best")
+def best(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
+    """1 for the siblings with the best reward of their group; the others are not trained (NaN).
+
+    With the loss "reinforce" that is cross-entropy on the best answers: rejection sampling, as RAFT has it
+    (arXiv 2304.06767), from groups with a signal alone.
+    """
+    return [np.where(r == r.max(), 1.0, np.nan) for r in rewards_G]
+
+
 @register_advantage("none")
 def none(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """R itself: no baseline, and so no dead groups."""

@@ -2,19 +2,19 @@
 
 The loss of a row is ``world · Σ_t weight_t · loss_t`` (data-parallel training averages gradients over ranks). Every
 denominator is a sum over the step on all ranks, so no split into rows, order or number of ranks changes the gradient.
-Only masks and identities are read here.
+The components of the loss have denominators of their own. Only masks and identities are read here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.samples import Sample
+from verifiers_trainer.algorithm.samples import COMPONENTS, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | 
 
     Trained tokens are those with loss in a live sample. Rollouts and groups without one are in no denominator; a forked
     rollout counts once and its samples share its weight. ``max_len`` (tokens) is the constant of "constant_length".
+    Denominators count the samples of one component (`Sample.component`) alone, so that each is a mean of its own.
 
     *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """
@@ -49,29 +50,37 @@ def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | 
         raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(AGGREGATIONS)}")
     if aggregation == "constant_length" and not max_len:
         raise ConfigError("aggregation 'constant_length' needs max_len; set max_completion_len or max_seq_len")
-    per_rollout: Counter[int] = Counter()
-    per_group: Counter[int] = Counter()
+    counts = {name: _Counts(max_len or 0) for name in COMPONENTS}
     for sample in samples:
         if sample.num_trained:
-            per_rollout[sample.rollout] += sample.num_trained
-            per_group[sample.group] += sample.num_trained
-    counts = _Counts(per_rollout, per_group, per_rollout.total(), max_len or 0)
+            counts[sample.component].add(sample)
     weigh = AGGREGATIONS[aggregation]
     weights = tuple(
-        np.where(sample.loss_mask, weigh(sample, counts), 0.0) if sample.num_trained else np.zeros(sample.num_tokens)
+        np.where(sample.loss_mask, weigh(sample, counts[sample.component]), 0.0)
+        if sample.num_trained
+        else np.zeros(sample.num_tokens)
         for sample in samples
     )
-    return StepWeights(weights, counts.num_tokens, len(per_rollout), len(per_group))
+    totals = counts.values()
+    num_groups = len({group for one in totals for group in one.groups})
+    return StepWeights(
+        weights, sum(one.num_tokens for one in totals), sum(len(one.rollouts) for one in totals), num_groups
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Counts:
-    """Trained tokens by rollout and by group, of those that have any."""
+    """Trained tokens of one component by rollout and by group, of those that have any."""
 
-    rollouts: Counter[int]
-    groups: Counter[int]
-    num_tokens: int
     max_len: int
+    rollouts: Counter[int] = field(default_factory=Counter)
+    groups: Counter[int] = field(default_factory=Counter)
+    num_tokens: int = 0
+
+    def add(self, sample: Sample) -> None:
+        self.rollouts[sample.rollout] += sample.num_trained
+        self.groups[sample.group] += sample.num_trained
+        self.num_tokens += sample.num_trained
 
 
 def _token_mean(sample: Sample, counts: _Counts) -> float:

@@ -1,13 +1,18 @@
-"""Build the one batch of an optimizer step from groups of finished rollouts.
+"""Build a batch from groups of finished rollouts: the rows of one optimizer step, or of ``updates_per_batch`` of them.
 
 ``build`` turns rewards into advantages, turns into samples, weighs the tokens over the whole step and packs the samples
 into rows of bounded length. Groups in, rows and statistics out; nothing here runs a model or knows a settings object.
+
+With several updates the advantages are those of the whole batch, and the rollouts are divided among the updates, whole
+groups together where there are as many groups as updates. Each update then is a step of its own: its denominators are
+sums over its own tokens.
 
 The pipeline decides which groups to train, ``losses`` what is minimised.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,9 +37,13 @@ class BatchSettings(Protocol):
     """Every value that decides how groups become a batch; ``RLConfig`` has them all, with their documentation."""
 
     # rewards to advantages
+    @property
+    def component(self) -> str: ...  # "rl", "ce" or "ref_kl"
+
     advantage: Any
     credit: str
     gamma: float
+    negative_advantage_weight: float
     min_group_fraction: float
     zero_variance: str
     # turns to samples
@@ -47,6 +56,7 @@ class BatchSettings(Protocol):
     zero_truncated_completions: bool
     overlong: str
     # samples to rows
+    updates_per_batch: int
     aggregation: str
     micro_batch_size: int
     micro_batch_tokens: int | None
@@ -79,6 +89,8 @@ class Group:
     """Name of the environment of the group's rollouts; empty where there is only one environment."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each reward function in the reward; empty where that is not known."""
+    component: str = ""
+    """The part of the loss that trains the group, one of ``COMPONENTS``; empty: that of the setting ``loss``."""
 
     @property
     def records(self) -> tuple[Rollout, ...]:
@@ -136,11 +148,17 @@ class Group:
         return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
 
     def is_dead(self, settings: BatchSettings) -> bool:
-        """Whether the group has no signal: too few known rewards, or all of them equal."""
+        """Whether the group has no signal: too few known rewards, or all of them equal. Only "rl" reads rewards."""
+        if self.component_of(settings) != "rl":
+            return False
         if settings.credit == "turn":
             turns_G = self.turn_advantages(settings)
             return self.has_too_few(settings) or not any(np.nan_to_num(turns).any() for turns in turns_G)
         return is_dead(self.values(settings.advantage), settings.min_group_fraction, **_kind(settings))
+
+    def component_of(self, settings: BatchSettings) -> str:
+        """The part of the loss that trains the group under these settings."""
+        return self.component or settings.component
 
     def has_too_few(self, settings: BatchSettings) -> bool:
         """Whether too few rewards of the group are known, so that it is never trained on."""
@@ -174,12 +192,64 @@ class TrainBatch:
     stats: dict[str, float]
     num_tokens: int
     """Tokens that carry loss, over all ranks."""
+    updates: tuple[TrainBatch, ...] = ()
+    """The parts that one optimizer step each is taken on, in their order; empty where the batch is one step."""
+
+    @property
+    def steps(self) -> tuple[TrainBatch, ...]:
+        """What one pass over the batch trains on, an entry for each optimizer step."""
+        return self.updates or (self,)
 
 
 def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings, world: int = 1) -> TrainBatch:
-    """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics alone."""
-    credit_G = _credit(groups, settings)
-    by_rollout = [
+    """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics alone.
+
+    With ``updates_per_batch`` above 1, ``updates`` has that many parts, and the batch the rows of all of them.
+    """
+    credited = [
+        _Credited(group, list(credit), _samples_of(group, credit, settings))
+        for group, credit in zip(groups, _credit(groups, settings), strict=True)
+    ]
+    if settings.updates_per_batch == 1:
+        return _step(credited, discarded, settings, world)
+    parts = _divided(credited, settings.updates_per_batch)
+    updates = tuple(_step(part, discarded[number :: len(parts)], settings, world) for number, part in enumerate(parts))
+    whole = _step(credited, discarded, settings, world)
+    rows_R = [[row for update in updates for row in update.rows_R[rank]] for rank in range(world)]
+    return replace(whole, rows_R=rows_R, updates=updates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Credited:
+    """Rollouts of a group with their credit and samples, all of them or some."""
+
+    group: Group
+    credit: list[Any]
+    """The advantage of each rollout: one number, or an array [turns]."""
+    samples: list[RolloutSamples]
+
+    def part(self, start: int, end: int) -> _Credited:
+        """The rollouts from ``start`` to before ``end``."""
+        group = replace(self.group, rollouts=self.group.rollouts[start:end])
+        return _Credited(group, self.credit[start:end], self.samples[start:end])
+
+
+def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credited]]:
+    """``num_parts`` parts of nearly equal size: of whole groups, or of rollouts where there are fewer groups."""
+    if len(credited) >= num_parts:
+        bounds = [number * len(credited) // num_parts for number in range(num_parts + 1)]
+        return [list(credited[start:end]) for start, end in itertools.pairwise(bounds)]
+    single = [one.part(n, n + 1) for one in credited for n in range(len(one.group.rollouts))]
+    trained = [one for one in single if one.samples[0].samples]
+    bounds = [number * len(trained) // num_parts for number in range(num_parts + 1)]
+    parts = [trained[start:end] for start, end in itertools.pairwise(bounds)]
+    parts[0] = [one for one in single if not one.samples[0].samples] + parts[0]  # for the statistics alone
+    return parts
+
+
+def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) -> list[RolloutSamples]:
+    component = group.component_of(settings)
+    return [
         rollout_samples(
             rollout.turns,
             advantage,
@@ -190,10 +260,16 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
             max_completion_len=settings.max_completion_len,
             mask_truncated=settings.mask_truncated_completions,
             mask_env_responses=settings.mask_env_responses,
+            component=component,
         )
-        for group, advantages in zip(groups, credit_G, strict=True)
-        for number, (rollout, advantage) in enumerate(zip(group.rollouts, advantages, strict=True))
+        for number, (rollout, advantage) in enumerate(zip(group.rollouts, credit, strict=True))
     ]
+
+
+def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int) -> TrainBatch:
+    """The data of one optimizer step on these rollouts."""
+    groups = [one.group for one in credited]
+    by_rollout = [rollout for one in credited for rollout in one.samples]
     samples = [sample for rollout in by_rollout for sample in rollout.samples]
     weights = step_weights(samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
@@ -213,12 +289,32 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
         "packing/fill": fill(rows_R, max_tokens),
         "packing/shared": shared(rows_R, samples, weights.weights),
     }
-    advantages_G = [np.array([np.mean(one) if np.size(one) else np.nan for one in credit]) for credit in credit_G]
+    advantages_G = [
+        np.array([np.mean(one) if np.size(one) else np.nan for one in rollouts.credit]) for rollouts in credited
+    ]
     return TrainBatch(rows_R, tuple(groups), tuple(advantages_G), stats, weights.num_tokens)
 
 
 def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
-    """Per group the advantage of each rollout: one number, or an array [turns]; NaN = not trained."""
+    """Per group the advantage of each rollout: one number, or an array [turns]; NaN = not trained.
+
+    Negative ones are multiplied by ``negative_advantage_weight``. A component that reads no reward trains every
+    rollout that did not fail, with an advantage of 1.
+    """
+    rewarded = [group for group in groups if group.component_of(settings) == "rl"]
+    credit_G, weight = _unweighted_credit(rewarded, settings), settings.negative_advantage_weight
+    if weight != 1:
+        credit_G = [[np.where(np.less(one, 0), np.multiply(one, weight), one) for one in credit] for credit in credit_G]
+    left = iter(credit_G)
+    return [
+        next(left)
+        if group.component_of(settings) == "rl"
+        else [1.0 if rollout.error is None else math.nan for rollout in group.rollouts]
+        for group in groups
+    ]
+
+
+def _unweighted_credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
     keep_dead = settings.zero_variance == "keep"
     if settings.credit == "turn":
         left_out = [group.has_too_few(settings) if keep_dead else group.is_dead(settings) for group in groups]

@@ -2,6 +2,8 @@
 
     loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t          (``Objective``; every function here is pure)
 
+That is component "rl". Tokens of the others have another loss: "ce" is ``sft``, "ref_kl" ``distill`` or ``gkd``.
+
 Tensors are one packed row, shape [T]; entry t describes token t given the tokens before it. Notation: π the trained
 policy, μ the policy that sampled, o the policy when the batch was built; ρ = π/μ; r = π/o when ``log_old`` is given,
 else r = ρ; A the advantage; sg stops the gradient. Values at masked positions, NaN and -inf included, have no effect on
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.registry import Registry, check_parameters, keyword_parameters
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.samples import COMPONENTS, NOT_SAMPLED
 
 MAX_LOG_RATIO = 20.0
 
@@ -50,9 +52,15 @@ class LossInput:
     loss_mask: Tensor  # bool [T]
     seq_ids: Tensor  # int64 [T], from 0: which sample of the row a token belongs to
     log_old: Tensor | None = None  # float [T]
+    log_ref: Tensor | None = None  # float [T], under the reference policy, or the teacher
+    component: Tensor | None = None  # int64 [T], index in COMPONENTS; None = 0 throughout
+    reverse_kl: Tensor | None = None  # float [T], KL(π‖teacher) over the vocabulary; it carries a gradient too
+    forward_kl: Tensor | None = None  # float [T], KL(teacher‖π), likewise
 
     @classmethod
-    def of(cls, row: Mapping[str, Tensor], log_pi: Tensor, anchor: str = "sampler") -> LossInput:
+    def of(
+        cls, row: Mapping[str, Tensor], log_pi: Tensor, anchor: str = "sampler", kl: Sequence[Tensor | None] = ()
+    ) -> LossInput:
         """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi`` [T].
 
         ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the trained one while
@@ -61,15 +69,17 @@ class LossInput:
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
         recomputed = log_old if anchor == "recomputed" else None
-        return cls(log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed)
+        others = row.get("reference_logprobs"), row.get("component"), *kl
+        return cls(log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed, *others)
 
     def without_masked(self) -> LossInput:
         """The same row with zeros at masked positions, without gradient to the values that were there."""
-        names = ["log_pi", "log_mu", "advantage", *([] if self.log_old is None else ["log_old"])]
+        names = ("log_pi", "log_mu", "advantage", "log_old", "log_ref", "reverse_kl", "forward_kl")
         values = {name: getattr(self, name) for name in names}
-        return replace(
-            self, **{name: torch.where(self.loss_mask, one, one.new_zeros(())) for name, one in values.items()}
-        )
+        masked = {
+            name: torch.where(self.loss_mask, one, one.new_zeros(())) for name, one in values.items() if one is not None
+        }
+        return replace(self, **masked)
 
     @property
     def log_rho(self) -> Tensor:
@@ -367,6 +377,39 @@ def dro(row: LossInput, *, beta: float = 0.1) -> Tensor:
     return -row.advantage * row.log_pi + beta / 2 * row.log_r.square()
 
 
+@register_loss("sft")
+def sft(row: LossInput) -> Tensor:
+    """-log π: cross-entropy with the tokens of the row, whatever sampled them. The component "ce"."""
+    return -row.log_pi
+
+
+@register_loss("distill")
+def distill(row: LossInput, *, ratio_cap: float = 5.0) -> Tensor:
+    """sg(min(ρ, cap)·(log π - log T))·log π, T the teacher: its gradient is that of KL(π‖T) at each token that π
+    sampled, in expectation. The component "ref_kl". *Raises* ConfigError without a teacher.
+
+    Source: Lu and Thinking Machines Lab, "On-Policy Distillation" (2025): a policy gradient per token, with the reverse
+    KL in place of the advantage.
+    """
+    if row.log_ref is None:
+        raise ConfigError("the loss 'distill' needs a teacher's log-probabilities: set teacher")
+    gap = _clamp(row.log_pi.detach() - row.log_ref)
+    return row.log_rho.detach().exp().clamp(max=ratio_cap) * gap * row.log_pi
+
+
+@register_loss("gkd")
+def gkd(row: LossInput, *, reverse: float = 1.0) -> Tensor:
+    """reverse·KL(π‖T) + (1-reverse)·KL(T‖π) over the whole vocabulary, at each token that π sampled. The component
+    "ref_kl". *Raises* ConfigError without a teacher in this process.
+
+    Source: GKD, arXiv 2306.13649, equation 4 with on-policy data alone (λ = 1), which has both divergences; there too
+    the gradient is not taken through sampling.
+    """
+    if row.reverse_kl is None or row.forward_kl is None:
+        raise ConfigError("the loss 'gkd' needs the teacher's whole distribution: set teacher to a folder or a name")
+    return reverse * row.reverse_kl + (1 - reverse) * row.forward_kl
+
+
 # --- the names --------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +431,8 @@ class NamedObjective:
     """The ratio in the loss: "r" (π/o with anchor="recomputed", else π/μ), "ρ" (always π/μ), or "" for none."""
     kl: str = "none"
     """The penalty of the source; the settings ``beta`` and ``kl_type`` add it."""
+    component: str = "rl"
+    """The part of the loss, one of ``COMPONENTS``, that trains the rollouts; only "rl" reads their rewards."""
     source: str
 
 
@@ -457,6 +502,24 @@ OBJECTIVES: Mapping[str, NamedObjective] = {
         loss="ipo", ratio="ρ", source="prime-rl: mask of arXiv 2602.04879, penalty of arXiv 2602.02276"
     ),
     "dro": NamedObjective(loss="dro", source="DRO, arXiv 2405.19107"),
+    "sft": NamedObjective(
+        loss="sft", advantage="none", ratio="", component="ce", source="maximum likelihood of finished rollouts"
+    ),
+    "distill": NamedObjective(
+        loss="distill",
+        advantage="none",
+        reads=_CAP,
+        ratio="ρ",
+        component="ref_kl",
+        source="On-Policy Distillation, Thinking Machines Lab 2025",
+    ),
+    "gkd": NamedObjective(
+        loss="gkd",
+        advantage="none",
+        ratio="",
+        component="ref_kl",
+        source="GKD, arXiv 2306.13649, equation 4 with λ 1",
+    ),
 }
 """Every name of the setting ``loss`` with what it means. ``settings`` derives from it, docs/train/objective.md shows
 it, and tests/trainer/algorithm/test_oracle.py holds each row against its source."""
@@ -496,6 +559,8 @@ class Objective:
     """Parameters of ``correction``, which weighs or drops tokens by the gap between sampler and trainer."""
     beta: float = 0.0
     kl_type: str = "k3"
+    component: str = "rl"
+    """The component of ``loss``."""
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: Any) -> Objective:
@@ -507,10 +572,10 @@ class Objective:
             "opsm_delta": settings.opsm_delta,
         }
         corrections = {name: value for name, value in parameters.items() if value is not None}
-        return cls(loss, corrections, settings.beta, settings.kl_type)
+        return cls(loss, corrections, settings.beta, settings.kl_type, settings.component)
 
-    def __call__(self, tokens: LossInput, log_ref: Tensor | None = None) -> TokenLosses:
-        """The losses of a row; ``log_ref`` [T], nats, is needed when there is a penalty."""
+    def __call__(self, tokens: LossInput) -> TokenLosses:
+        """The losses of a row; its ``log_ref`` is needed when there is a penalty, or a teacher."""
         losses, metrics = self.loss(tokens), {}
         if self.corrections:
             factor = correction(tokens, **self.corrections)
@@ -518,8 +583,16 @@ class Objective:
             losses = torch.where(used, losses, torch.zeros_like(losses)) * factor
             metrics["correction/factor"] = factor
         if self.beta:
-            assert log_ref is not None
-            penalty = kl_penalty(tokens.log_pi, log_ref, tokens.loss_mask, self.kl_type)
+            assert tokens.log_ref is not None
+            penalty = kl_penalty(tokens.log_pi, tokens.log_ref, tokens.loss_mask, self.kl_type)
             losses = losses + self.beta * penalty
             metrics["kl_ref"] = penalty.detach()
+        if self.component == "ref_kl":
+            gap = tokens.log_pi if tokens.log_ref is None else tokens.log_pi - tokens.log_ref
+            metrics["kl_teacher"] = (gap if tokens.reverse_kl is None else tokens.reverse_kl).detach()
+        if tokens.component is not None:
+            for name, loss in {"ce": sft, "ref_kl": distill}.items():
+                its = tokens.component == COMPONENTS.index(name)
+                if name != self.component and its.any():
+                    losses = torch.where(its, loss(tokens), losses)
         return TokenLosses(losses, metrics)

@@ -36,12 +36,12 @@ def annotate(
         rows[index] = replace(row, **computed)
 
 
-def needs_old(rows: Sequence[PackedRow], num_iterations: int, anchor: str) -> bool:
+def needs_old(rows: Sequence[PackedRow], steps_per_batch: int, anchor: str) -> bool:
     """Whether these rows are compared with the policy of the batch after it has changed.
 
-    In the first step of a batch both are the same policy, so a batch that is used once (``num_iterations=1``) needs no
+    In the first step of a batch both are the same policy, so a batch of one step (``steps_per_batch=1``) needs no
     forward pass. Otherwise ``anchor="recomputed"`` needs it, and so does trained text that no policy sampled.
     """
-    if num_iterations == 1:
+    if steps_per_batch == 1:
         return False
     return anchor == "recomputed" or any(((row.version == NOT_SAMPLED) & row.loss_mask).any() for row in rows)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample
+from verifiers_trainer.algorithm.samples import COMPONENTS, NOT_SAMPLED, Sample
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,7 @@ class PackedRow:
     reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
     old_logprobs: np.ndarray | None = None  # float32 [T], nats, under the trained policy when the batch was built
     prompt_seq_ids: np.ndarray | None = None  # int32 [T]: seq id of the shared prompt before a token, else its own
+    component: np.ndarray | None = None  # int32 [T]: index in COMPONENTS; None = 0 throughout
 
     @property
     def num_tokens(self) -> int:
@@ -246,6 +247,7 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
     lengths = np.array([end - start for _, start, end, _ in spans])
     seq_ids = np.arange(len(spans), dtype=np.int32)
     prompt_offset = np.array([offset for _, _, _, offset in spans], np.int32)
+    components = [COMPONENTS.index(samples[i].component) for i, _, _, _ in spans]
 
     def concatenated(name: str) -> np.ndarray:
         return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
@@ -265,6 +267,7 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
         version=concatenated("versions"),
         sample_indices=np.array([i for part in parts for i in part.members], np.int32),
         prompt_seq_ids=repeated(seq_ids - prompt_offset, np.int32) if prompt_offset.any() else None,
+        component=repeated(components, np.int32) if any(components) else None,
     )
 
 

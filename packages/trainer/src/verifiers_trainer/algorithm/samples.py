@@ -21,6 +21,9 @@ from verifiers.types import Turn
 
 NOT_SAMPLED = -2
 """Version of a token that no policy sampled: prompts, tool results, offline text. (-1: sampled, version unknown.)"""
+COMPONENTS = ("rl", "ce", "ref_kl")
+"""Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a teacher
+("ref_kl"). Each is a mean over its own tokens of the step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,8 @@ class Sample:
     """Number of the group of sibling rollouts."""
     live: bool = True
     """False: present but without weight."""
+    component: str = "rl"
+    """The part of the loss that trains the sample, one of ``COMPONENTS``."""
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +103,7 @@ def rollout_samples(
     mask_truncated: bool = False,
     mask_env_responses: bool = True,
     live: bool = True,
+    component: str = "rl",
 ) -> RolloutSamples:
     """The samples of one rollout with their advantage: one number, or one per turn (credit="turn").
 
@@ -117,7 +123,7 @@ def rollout_samples(
         return RolloutSamples((), "overlong")
     if mask_truncated and any(turn.is_truncated for turn in turns):
         return RolloutSamples((), "truncated")
-    samples = _merge(turns, per_turn, mask_env_responses, 1.0 / temperature, rollout, group, live)
+    samples = _merge(turns, per_turn, mask_env_responses, 1.0 / temperature, rollout, group, live, component)
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
@@ -168,6 +174,7 @@ def _merge(
     rollout: int = 0,
     group: int = 0,
     live: bool = True,
+    component: str = "rl",
 ) -> list[Sample]:
     samples = []
     for chain in _chains(turns):
@@ -192,7 +199,6 @@ def _merge(
             versions[start:end] = turn.version
             per_token[start:end] = advantages[i]
             before = end
-        samples.append(
-            Sample(token_ids, loss_mask, sampler_logprobs, versions, per_token, inv_temperature, rollout, group, live)
-        )
+        arrays = token_ids, loss_mask, sampler_logprobs, versions, per_token
+        samples.append(Sample(*arrays, inv_temperature, rollout, group, live, component))
     return samples

@@ -6,6 +6,7 @@ All problems are reported in one ``ConfigError``: keys and types (``settings``),
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from verifiers.cli.common.reader import Assignment, raise_together
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, UsageError
+from verifiers.results import load_results
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.pipeline.mixture import joined
@@ -51,9 +53,14 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of the whole run; of saved runs by epochs, at most as many."""
         table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
-        return self.resolved.steps_for(len(table))
+        config = self.resolved
+        if not config.saved_runs or not config.counts_epochs:
+            return config.steps_for(len(table))
+        runs = [config.saved_runs] if isinstance(config.saved_runs, str) else config.saved_runs
+        rollouts = sum(len(load_results(run)) for run in runs)  # those that are left out count too
+        return config.steps_for(rollouts, math.ceil(rollouts / config.batch_size))
 
     @property
     def first_step(self) -> int:

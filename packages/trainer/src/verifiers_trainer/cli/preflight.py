@@ -74,6 +74,8 @@ def _small(settings: RLConfig, folder: Path) -> RLConfig:
         "batch_size": 2 * siblings,
         "micro_batch_size": siblings,
         "max_concurrent": max(siblings, settings.max_concurrent),
+        "updates_per_batch": 1,
+        "num_iterations": 1,
         "max_steps": 1,
         "max_off_policy_steps": 0,
         "warmup_steps": 0,

@@ -27,10 +27,10 @@ from verifiers.data.messages import escape_control
 from verifiers.results import GenerateOutputs
 from verifiers.results.statistics import clustered_stderr, mean
 from verifiers.runtime.json import canonical_json
+from verifiers_trainer.pipeline.warmup import warm_up
 from verifiers_trainer.policy.builtin_models import TINY
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
-from verifiers_trainer.policy.warmup import warm_up
 from verifiers_trainer.run.evaluation import run_rollouts
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.plot import draw_learning_curve
@@ -51,7 +51,9 @@ class Preset:
     """Mean sampled reward at which the warm-up stops: the model knows the format but not the task."""
     warm_up: Mapping[str, Any]
     """Further arguments of ``warm_up``."""
-    steps: int
+    batches: int
+    recipe: str
+    """The setting ``recipe`` where no loss is given."""
     training: Mapping[str, Any]
     """Settings of ``RLConfig`` that differ from ``_config``."""
 
@@ -64,17 +66,19 @@ PRESETS: dict[str, Preset] = {
         exact="exact_match",
         env_args={"unit": "word", "min_chars": 3, "max_chars": 6, **EXAMPLES},
         target=0.70,
-        warm_up={"max_steps": 200, "probe_every": 5, "learning_rate": 7e-4},
-        steps=250,
-        training={"max_seq_len": 48, "max_tokens": 12},
+        warm_up={"max_steps": 200, "probe_every": 10, "learning_rate": 7e-4},
+        batches=120,
+        recipe="best_of_group",
+        training={"max_seq_len": 48, "max_tokens": 12, "learning_rate": 2e-4},
     ),
     "curriculum-sums": Preset(
         noun="sums",
         exact="correct_answer",
         env_args={"min_difficulty": 1, "max_difficulty": 1, "system_prompt": "", **EXAMPLES},
         target=0.30,
-        warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
-        steps=250,
+        warm_up={"max_steps": 600, "probe_every": 20, "learning_rate": 1e-3},
+        batches=100,
+        recipe="best_of_group",
         training={"max_seq_len": 48, "max_tokens": 8},
     ),
     "reasoning-gym": Preset(
@@ -88,7 +92,8 @@ PRESETS: dict[str, Preset] = {
         },
         target=0.30,
         warm_up={"max_steps": 600, "probe_every": 40, "learning_rate": 1e-3},
-        steps=250,
+        batches=250,
+        recipe="policy_gradient",
         training={"max_seq_len": 64, "max_tokens": 8},
     ),
 }
@@ -96,6 +101,8 @@ PRESETS: dict[str, Preset] = {
 DEFAULT_ENVIRONMENT = "reverse-text"
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
+AUDIT_BUDGET_S = 10.0
+"""For the line of the best non-solution in the learning curve."""
 
 
 def run(
@@ -103,18 +110,18 @@ def run(
     *,
     environment: str = DEFAULT_ENVIRONMENT,
     seed: int = 0,
-    steps: int | None = None,
-    loss: str = "cispo",
+    batches: int | None = None,
+    loss: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train in ``environment``, a key of ``PRESETS``; return the content of ``summary.json`` in ``output_dir``.
 
     ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly correct completions) and their 95%
-    intervals over held-out examples. ``steps`` defaults to that of the preset. *Raises* ``ConfigError`` for invalid
-    settings.
+    intervals over held-out examples. ``batches`` defaults to that of the preset; a ``loss`` replaces its recipe.
+    *Raises* ``ConfigError`` for invalid settings.
     """
     preset = _preset(environment)
-    steps = preset.steps if steps is None else steps
+    batches = preset.batches if batches is None else batches
     console = console or Console()
     started = time.perf_counter()
     transformers_logging.set_verbosity_error()
@@ -123,33 +130,42 @@ def run(
     set_seed(seed)
     output = _new_folder(Path(output_dir))
     env = vf.load_environment(environment, seed=seed, **preset.env_args)
+    audited = vf.audit_environment(env, search_steps=0, budget_s=AUDIT_BUDGET_S).best_non_solution
+    env.non_solution_reward = None if audited is None else audited.reward
     model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
     size = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"[bold]Quickstart[/bold]: {environment}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
-    config = _config(output, seed, steps, loss, preset)
-    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, steps, preset.exact)]) as trainer:
+    config = _config(output, seed, batches, loss, preset)
+    method = f"loss {loss}" if loss else f"recipe {config.recipe}"
+    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, batches, preset.exact)]) as trainer:
         warm_steps = _warm_up(trainer, console, preset)
         before = _measure(trainer, "before", preset, console)
-        console.print(f"3/4 reinforcement learning: {steps} steps of {config.batch_size} rollouts, loss {loss}")
+        console.print(
+            f"3/4 reinforcement learning: {batches} batches of {config.batch_size} rollouts, {method}, "
+            f"{config.steps_per_batch} optimizer steps each"
+        )
         rl_started = time.perf_counter()
         trainer.train()
         rl_seconds = time.perf_counter() - rl_started
         after = _measure(trainer, "after", preset, console)
         trainer.save_model(str(output / "model"))
     plot = output / "learning_curve.png"
-    draw_learning_curve(output / METRICS, plot, f"{environment}: {TINY}, {loss}, seed {seed}", preset.exact)
+    draw_learning_curve(output / METRICS, plot, f"{environment}: {TINY}, {method}, seed {seed}", preset.exact)
     summary = {
         "environment": environment,
         "environment_args": dict(preset.env_args),
         "model": TINY,
         "seed": seed,
-        "steps": steps,
-        "loss": loss,
+        "batches": batches,
+        "steps": config.max_steps,
+        "recipe": config.recipe,
+        "loss": config.loss,
         "warm_up_steps": warm_steps,
         "before": statistics_of(before, preset.exact),
         "after": statistics_of(after, preset.exact),
         "seconds": time.perf_counter() - started,
         "rl_seconds": rl_seconds,
+        "non_solution_reward": env.non_solution_reward,
         "plot": str(plot),
         "output_dir": str(output),
     }
@@ -170,7 +186,7 @@ def _preset(environment: str) -> Preset:
     return PRESETS[environment]
 
 
-def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> RLConfig:
+def _config(output: Path, seed: int, batches: int, loss: str | None, preset: Preset) -> RLConfig:
     common: dict[str, Any] = {
         "batch_size": 128,
         "rollouts_per_example": 8,
@@ -178,20 +194,16 @@ def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> R
         "zero_truncated_completions": True,
         "learning_rate": 3e-4,
         "lr_scheduler_type": "linear",
-        "warmup_steps": 20,
-        "advantage": "mean_std",
+        "warmup_steps": 0.08,
         "use_lora": False,
-        "save_steps": max(1, steps),
         "save_total_limit": 1,
     }
-    return RLConfig(
-        output_dir=str(output),
-        run_name="quickstart",
-        seed=seed,
-        loss=loss,
-        max_steps=steps,
-        **(common | dict(preset.training)),
+    method = {"recipe": preset.recipe} if loss is None else {"loss": loss}
+    config = RLConfig(
+        output_dir=str(output), run_name="quickstart", seed=seed, **(common | method | dict(preset.training))
     )
+    config.max_steps = config.save_steps = batches * config.steps_per_batch
+    return config
 
 
 def _new_folder(output: Path) -> Path:
@@ -283,32 +295,33 @@ def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
 
 
 class _Display(TrainerCallback):
-    """Progress line on a terminal; elsewhere a line every 25 steps."""
+    """Progress line on a terminal; elsewhere a line every 25 batches."""
 
-    def __init__(self, console: Console, steps: int, exact: str):
-        self.console, self.steps, self.exact = console, steps, f"reward/{exact}"
+    def __init__(self, console: Console, batches: int, exact: str):
+        self.console, self.batches, self.exact = console, batches, f"reward/{exact}"
         self.progress: Progress | None = None
 
     def on_train_begin(self, args: object, state: object, control: object, **_: Any) -> None:
         if self.console.is_terminal:
             columns = (TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.progress = Progress(*columns, console=self.console)
-            self.task = self.progress.add_task("starting", total=self.steps)
+            self.task = self.progress.add_task("starting", total=self.batches)
             self.progress.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        rows = read_metrics(Path(args.output_dir) / METRICS) if state.global_step % 5 == 0 else None
-        if rows is None:
+        batch, within = divmod(state.global_step, args.steps_per_batch)
+        if within or batch % 5:
             return
-        recent = [row for row in rows if "reward/mean" in row][-10:]
+        rows = read_metrics(Path(args.output_dir) / METRICS)
+        recent = [row for row in rows if "reward/mean" in row][-10 * args.steps_per_batch :]
         numbers = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
         line = (
-            f"step {state.global_step:3d}/{self.steps}  reward {numbers['reward/mean']:.3f}  "
+            f"batch {batch:3d}/{self.batches}  reward {numbers['reward/mean']:.3f}  "
             f"exact {numbers[self.exact]:.3f}  loss {numbers['loss']:+.4f}  entropy {numbers['entropy']:.3f}"
         )
         if self.progress is not None:
-            self.progress.update(self.task, completed=state.global_step, description=line)
-        elif state.global_step % 25 == 0:
+            self.progress.update(self.task, completed=batch, description=line)
+        elif batch % 25 == 0:
             self.console.print(f"    {line}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -321,7 +334,7 @@ def _recent(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
-    title = f"Held-out {preset.noun}, before and after {summary['steps']} steps"
+    title = f"Held-out {preset.noun}, before and after {summary['batches']} batches"
     table = Table(title=title, title_justify="left")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
@@ -331,7 +344,9 @@ def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
         table.add_row(label, *cells, f"{after[name] - before[name]:+.3f}")
     console.print()
     console.print(table)
-    console.print("(± one standard error of the mean, clustered by example; a 95% interval is ± 1.96 of them)\n")
+    console.print(
+        "(± one standard error of the mean, clustered by example; a 95% interval extends 1.96 of them to each side)\n"
+    )
 
 
 def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:

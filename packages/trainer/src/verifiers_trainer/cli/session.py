@@ -64,6 +64,9 @@ class Session:
             return self._run(result)
 
     def _run(self, result: dict[str, Any]) -> int:
+        from verifiers_trainer.hf_loop import FORCED
+        from verifiers_trainer.run.resume import require_same_run
+
         devices, environment = launch.visible_devices(), dict(os.environ)  # before the plan hides devices
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
@@ -81,6 +84,8 @@ class Session:
         if self.dry_run:
             return self._dry_run(plan, result)
         if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
+            with _naming_the_way_out():
+                require_same_run(plan.checkpoint, plan.env, plan.resolved, FORCED)
             self._print(f"{plan.folder} is already trained: its newest checkpoint is of step {plan.first_step}")
             self._describe(plan, result)
             self._close(plan, interrupted=False)
@@ -132,7 +137,8 @@ class Session:
             if not self.as_json:
                 print(two_columns(rows))
             findings = []
-            for finding in preflight(model, plan.env, config, Path(folder), tokenizer):
+            checks = () if config.saved_runs else preflight(model, plan.env, config, Path(folder), tokenizer)
+            for finding in checks:  # of saved runs the rollouts are read by now, and nothing is sampled
                 findings.append(finding)
                 if not self.as_json:
                     print(f"{MARKS[finding.ok]}  {escape_control(f'{finding.name}: {finding.message}')}")
@@ -158,10 +164,10 @@ class Session:
                     self._print("stopping after this step, then saving; press Ctrl-C again to exit immediately")
 
                 try:
-                    with Interrupt(announce, lambda _: progress.stop()) as interrupt:
+                    with _naming_the_way_out(), Interrupt(announce, lambda _: progress.stop()) as interrupt:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
-                except RunMismatch as error:
-                    raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
+                except RunMismatch:
+                    raise
                 except Exception:  # whatever ended the run: says what is saved, and raises it again
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
@@ -267,6 +273,15 @@ class Session:
             self._print(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
             return None
         return picture
+
+
+@contextmanager
+def _naming_the_way_out() -> Iterator[None]:
+    """Add to a refused checkpoint the options of this command."""
+    try:
+        yield
+    except RunMismatch as error:
+        raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
 
 
 def evaluation_command(plan: Plan, checkpoint: Path) -> str:

@@ -14,6 +14,7 @@ import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
@@ -22,6 +23,7 @@ from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, desc
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers.storage.directory import read_metadata
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat, static_fields
 
@@ -33,6 +35,8 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     **{(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")},
     **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
     **{(name,): ("trainer", "args", name) for name in ("learning_rate", "lora_alpha")},
+    **{(name,): ("trainer", "args", name) for name in ("loss", "teacher", "saved_runs")},
+    **{(name,): ("trainer", "args", name) for name in ("min_reward", "max_per_example")},
     ("name",): ("trainer", "args", "run_name"),
     ("oversampling_factor",): ("trainer", "args", "oversample"),
     ("max_async_level",): ("trainer", "args", "max_off_policy_steps"),
@@ -40,7 +44,7 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("eval", "interval"): ("eval", "steps"),
     ("eval", "eval_base_model"): ("eval", "on_start"),
 }
-"""Keys of the hosted format -> keys of ``vf-rl``. ``[wandb]`` is read from files of both formats."""
+"""Keys of the hosted format, and short options -> keys of ``vf-rl``. ``[wandb]`` is read from files of both formats."""
 HOSTED_IGNORED: dict[tuple[str, ...], str] = {
     ("env_file",): "secrets are read from the environment of this process",
     ("env_files",): "secrets are read from the environment of this process",
@@ -350,7 +354,20 @@ class _Reader:
             self._problem(setting, f"{name} {error}")
             return None
 
+    def _environment_of(self, runs: str | Sequence[str]) -> None:
+        """Take the environment of the first saved run, which its metadata names."""
+        first = runs if isinstance(runs, str) else next(iter(runs), "")
+        if not Path(first).exists():
+            self.problems.append(f"{self.places['saved_runs']}: saved_runs: there is no folder {first}")
+        stored = read_metadata(Path(first)) or {}
+        if env_id := stored.get("env_id"):
+            self.names["env.id"], self.places["env.id"] = env_id, first
+            self.env_args = {**(stored.get("env_args") or {}), **self.env_args}
+            self.derived["env.id"] = f"the environment of {first}"
+
     def _complete(self, hosted: bool) -> None:
+        if "env.id" not in self.places and (runs := self.config.get("saved_runs")):
+            self._environment_of(runs)
         for key, example in (("model", "model = …"), ("env.id", "[env] id = …")):
             if key not in self.places:
                 self.problems.append(f"{key} is missing: write {example} in the file, or give --{key}")

@@ -71,6 +71,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--fresh", is_flag=True, help="Start a new run; move the content of the folder aside.")
 @click.option(
+    "--accept-changed-code", is_flag=True, help="Resume although source files of the environment changed; recorded."
+)
+@click.option(
     "--engine",
     type=click.Choice(["auto", "embedded", "vllm"]),
     default="auto",
@@ -89,8 +92,17 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @_common
 @click.pass_context
 def train_command(
-    context: click.Context, words: tuple[str, ...], cwd: str | None, as_json: bool, verbose: bool, **options: Any
+    context: click.Context,
+    words: tuple[str, ...],
+    cwd: str | None,
+    accept_changed_code: bool,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
 ) -> None:
+    if accept_changed_code:
+        words += ("--trainer.args.accept_changed_code", "true")
+
     def body(result: dict[str, Any]) -> int:
         if cwd is not None:
             try:
@@ -117,8 +129,16 @@ def train_command(
 )
 @click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the model, the data and the sampling.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; the default depends on the environment.")
-@click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.algorithm.losses.LOSSES.")
+@click.option(
+    "--batches",
+    "--steps",
+    "batches",
+    type=click.IntRange(min=1),
+    help="Batches of 128 rollouts; the default depends on the environment.",
+)
+@click.option(
+    "--loss", help="A name of verifiers_trainer.algorithm.losses.OBJECTIVES, in place of the environment's recipe."
+)
 @_common
 @click.pass_context
 def quickstart_command(

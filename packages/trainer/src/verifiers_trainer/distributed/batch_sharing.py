@@ -1,4 +1,4 @@
-"""Send every rank its rows of one optimizer step's batch; texts stay on rank 0.
+"""Send every rank its rows of a batch; texts stay on rank 0.
 
 Rows travel as safetensors, bit for bit; reading executes no code.
 """
@@ -29,24 +29,41 @@ def next_batch(ranks: Ranks, make: Callable[[], TrainBatch | None]) -> TrainBatc
         return make()
     batches: list[TrainBatch] = []  # the batch, on rank 0 alone
 
-    def describe() -> dict[str, Any] | None:
+    def describe() -> list[dict[str, Any]] | None:
         if (batch := make()) is None:
             return None
         batches.append(batch)
-        return {"num_tokens": batch.num_tokens, "newest": max((group.index for group in batch.groups), default=-1)}
+        return [
+            {"num_tokens": step.num_tokens, "newest": max((group.index for group in step.groups), default=-1)}
+            for step in batch.steps
+        ]
 
     with ranks.alive():
         shared = ranks.share(describe, "the batch of the next step", while_alive=True)
     if shared is None:
         return None
-    parts = [to_bytes(rows) for rows in batches[0].rows_R] if batches else None
-    part = ranks.scatter(parts, "the rows of the next step")
+    steps = [
+        _step(ranks, batches[0].steps[number] if batches else None, **described)
+        for number, described in enumerate(shared)
+    ]
     if batches:
         return batches[0]
+    rows_R = [[row for step in steps for row in step.rows_R[rank]] for rank in range(ranks.world)]
+    groups = tuple(group for step in steps for group in step.groups)
+    updates = tuple(steps) if len(steps) > 1 else ()
+    return TrainBatch(rows_R, groups, (), {}, sum(step.num_tokens for step in steps), updates)
+
+
+def _step(ranks: Ranks, step: TrainBatch | None, num_tokens: int, newest: int) -> TrainBatch:
+    """The ``step`` of rank 0; on the other ranks, where it is None, their rows of it."""
+    parts = None if step is None else [to_bytes(rows) for rows in step.rows_R]
+    part = ranks.scatter(parts, "the rows of the next step")
+    if step is not None:
+        return step
     rows_R: list[list[PackedRow]] = [[] for _ in range(ranks.world)]
     rows_R[ranks.rank] = from_bytes(part)
-    newest = Group(shared["newest"], -1, ())  # its index is the position in the data; rank 0 has the rollouts
-    return TrainBatch(rows_R, (newest,), (), {}, shared["num_tokens"])
+    group = Group(newest, -1, ())  # its index is the position in the data; rank 0 has the rollouts
+    return TrainBatch(rows_R, (group,), (), {}, num_tokens)
 
 
 def to_bytes(rows: Sequence[PackedRow]) -> bytes:

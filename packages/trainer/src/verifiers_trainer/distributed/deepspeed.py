@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +174,9 @@ def require_installed() -> None:
     """Raise ConfigError when the launcher asks for DeepSpeed and it is not installed."""
     if parse_flag_from_env(FLAG) and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            "the launcher's configuration asks for DeepSpeed, which is not installed: uv pip install "
-            "'verifiers-trainer[deepspeed]', or use FSDP2 (configs/fsdp2.yaml), which needs nothing besides torch"
+            "the launcher's configuration asks for DeepSpeed, which is not installed: "
+            f"{install_line('verifiers-trainer', 'deepspeed')}, or use FSDP2 (configs/fsdp2.yaml), which needs nothing "
+            "besides torch"
         )
 
 

@@ -8,28 +8,32 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
+
+from verifiers.runtime.install_lines import requirement
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The package of a peer, for example ``Peer("trl", "trl", ("1.16.0",), "pip install trl")``."""
+    """The package of a peer, for example ``Peer("trl", "trl", ("1.16.0",), lambda: "pip install trl")``."""
 
     package: str
     """Name of the imported package."""
     distribution: str
     versions: tuple[str, ...]
     """Tested versions; others log one warning. Empty: any."""
-    install: str
+    install: Callable[[], str]
+    """Returns the command that installs it."""
 
     def load(self, module: str = "") -> Any:
         """Import the package, or a module in it. *Raises* ImportError with the install command."""
         if importlib.util.find_spec(self.package) is None:
-            raise ImportError(f"{self.package} is not installed: {self.install}", name=self.package)
+            raise ImportError(f"{self.package} is not installed: {self.install()}", name=self.package)
         self._check_version()
         return importlib.import_module(f"{self.package}.{module}" if module else self.package)
 
@@ -44,3 +48,9 @@ class Peer:
 
 
 _warned: set[tuple[str, str]] = set()
+
+
+def beside_trainer(requirements: str) -> str:
+    """Commands for a Python of its own, for peers that need other versions of libraries than the trainer does."""
+    library, trainer = requirement("verifiers"), requirement("verifiers-trainer")
+    return f"pip install {requirements} {library}; pip install --no-deps {trainer}"

@@ -23,11 +23,12 @@ import numpy as np
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
+from verifiers.results.outputs import successes
 from verifiers_trainer.integrations.common import generate_group, limit, row_of, worth
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient
 
-RLLM = Peer("rllm", "rllm", (), "pip install git+https://github.com/rllm-org/rllm")
+RLLM = Peer("rllm", "rllm", (), lambda: "pip install git+https://github.com/rllm-org/rllm")
 TRAJECTORY = "verifiers"
 STOPS = {
     "prompt_too_long": "MAX_PROMPT_LENGTH_EXCEEDED",
@@ -174,7 +175,7 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     return types.Episode(
         id=uid,
         task=task,
-        is_correct=not value.is_unscored and value.reward >= env.pass_threshold,
+        is_correct=not value.is_unscored and successes([rollout], env.pass_threshold) == [1.0],
         trajectories=[trajectory],
         metrics=metrics | value.metrics,
         termination_reason=_reason(rollout, env),

@@ -30,7 +30,7 @@ from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.integrations.common import ExportSample, export_samples, generate_group, group_worth, row_of
-from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.skyrl_data import KEY, export_dataset, task_of
 
 __all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # noqa: F822 - created on access
@@ -39,8 +39,7 @@ SKYRL = Peer(
     "skyrl",
     "skyrl",
     ("0.3.0",),
-    "pip install skyrl==0.3.0 skyrl-gym loguru aiohttp ray jaxtyping torchdata verifiers; "
-    "pip install --no-deps verifiers-trainer",
+    lambda: beside_trainer("skyrl==0.3.0 skyrl-gym loguru aiohttp ray jaxtyping torchdata"),
 )
 MODULE = "verifiers_trainer.integrations.skyrl"
 SAMPLING = frozenset(

@@ -25,6 +25,7 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.sync_async import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
@@ -38,7 +39,7 @@ from verifiers_trainer.integrations.common import (
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import served_generate
 
-TRL = Peer("trl", "trl", ("1.16.0",), "pip install 'verifiers-trainer[trl]'")
+TRL = Peer("trl", "trl", ("1.16.0",), lambda: install_line("verifiers-trainer", "trl"))
 ROW = "vf_row"
 """Field of the first message of a prompt with the key of its row: different rows may have the same prompt."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

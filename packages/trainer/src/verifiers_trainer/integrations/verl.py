@@ -38,7 +38,7 @@ from verifiers_trainer.integrations.common import (
     row_of,
     worth,
 )
-from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.verl_data import MODULE, export_dataset, main
 
 __all__ = ["VerifiersAgentLoop", "environment", "export_dataset"]  # noqa: F822 - created on access
@@ -47,7 +47,7 @@ VERL = Peer(
     "verl",
     "verl",
     ("0.9.1",),
-    "pip install verl==0.9.1 cachetools uvicorn fastapi verifiers; pip install --no-deps verifiers-trainer",
+    lambda: beside_trainer("verl==0.9.1 cachetools uvicorn fastapi"),
 )
 PEER_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 FORKS = ("error", "list")

@@ -1,1 +1,1 @@
-"""Schedules groups, collects their rollouts, and builds one batch per optimizer step."""
+"""Schedules groups, collects their rollouts, and builds the batches."""

@@ -6,14 +6,18 @@ the chat template, and anchored on the policy when the batch is built, so its ra
 weighted by the advantage. ``offline/recorded`` is the share of recorded tokens.
 
 Rollouts with equal prompts are siblings. ``OfflineRollouts`` replaces the pipeline; nothing is generated.
+
+The loss "sft" imitates them: ``imitated`` selects which, each is trained by itself, and rewards are not compared.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +42,11 @@ from verifiers_trainer.algorithm.batch import (
     reward_histogram,
     rollout_stats,
 )
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
+from verifiers_trainer.settings.cross_field_rules import SELECTING, UNCOMPARED
 
 log = logging.getLogger(__name__)
 
@@ -52,33 +56,87 @@ UNKNOWN_VERSION = -1
 
 
 def holds_rollouts(dataset: object) -> bool:
-    """Whether ``dataset`` holds rollouts: results, a saved run, or columns of prompts, completions, rewards."""
+    """Whether ``dataset`` holds rollouts: results, saved runs, or columns of prompts, completions, rewards."""
     if isinstance(dataset, str | Path):
         return Path(dataset).exists()
+    if isinstance(dataset, list | tuple):
+        return bool(dataset) and all(isinstance(run, str | Path) and Path(run).exists() for run in dataset)
     names = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
     return isinstance(dataset, GenerateOutputs) or {"completions", "rewards"} <= set(names)
 
 
 def read_groups(dataset: object, tokenizer: object, config: RLConfig) -> list[Group]:
-    """The groups of finished rollouts, in the order of their first rollouts.
+    """The groups of finished rollouts, in the order of their first rollouts; of those to imitate one a rollout.
 
     Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
     """
-    if isinstance(dataset, str | Path):
-        dataset = load_results(dataset)
-    pairs = _from_results(dataset, tokenizer, config) if isinstance(dataset, GenerateOutputs) else None
+    runs = dataset if isinstance(dataset, list | tuple) else [dataset]
     siblings: dict[str, list[Rollout]] = {}
-    for prompt, record in pairs if pairs is not None else _from_columns(dataset, tokenizer):
-        key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
-        siblings.setdefault(key, []).append(record)
+    for run in runs:
+        results = load_results(run) if isinstance(run, str | Path) else run
+        pairs = _from_results(results, tokenizer, config) if isinstance(results, GenerateOutputs) else None
+        for prompt, record in pairs if pairs is not None else _from_columns(results, tokenizer):
+            key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
+            siblings.setdefault(key, []).append(record)
     if not siblings:
         raise DatasetError("the dataset of finished rollouts is empty: nothing to train on")
-    return [Group(index, index, tuple(records)) for index, records in enumerate(siblings.values())]
+    groups = list(siblings.values())
+    if config.component == "ce":
+        groups = [[record] for record in imitated(groups, config)]
+    return [Group(index, index, tuple(records)) for index, records in enumerate(groups)]
+
+
+def imitated(siblings_G: Sequence[Sequence[Rollout]], config: RLConfig) -> list[Rollout]:
+    """The rollouts to imitate, by the settings ``SELECTING`` and the bounds on length; logs how many are left out.
+
+    Where an example has more than ``max_per_example``, those with the highest rewards, the first of equal ones.
+    Raises ``DatasetError`` when none is left.
+    """
+    left_out: Counter[str] = Counter()
+    selected: list[Rollout] = []
+    for siblings in siblings_G:
+        known: set[bytes] = set()
+        usable = []
+        for rollout in siblings:
+            reason = _why_not(rollout, known, config)
+            if reason is None:
+                usable.append(rollout)
+            else:
+                left_out[reason] += 1
+        best = sorted(usable, key=lambda rollout: math.inf if math.isnan(rollout.reward) else -rollout.reward)
+        selected += best[: config.max_per_example]
+        left_out["beyond max_per_example"] += len(best) - len(best[: config.max_per_example])
+    total = sum(map(len, siblings_G))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "none left out"
+    if not selected:
+        raise DatasetError(f"no rollout to imitate is left of {total}: {reasons}; loosen {', '.join(SELECTING)}")
+    log.info("imitates %d of %d rollouts: %s", len(selected), total, reasons)
+    return selected
+
+
+def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | None:
+    """Why a rollout is not imitated; None when it is. ``known`` has the tokens of its siblings so far."""
+    if rollout.error is not None:
+        return "failed"
+    if config.min_reward is not None and not rollout.reward >= config.min_reward:
+        return "below min_reward, or of unknown reward"
+    if not rollout.num_sampled:
+        return "without tokens"
+    if is_overlong(rollout.turns, config.max_seq_len, config.max_completion_len):
+        return "longer than max_seq_len or max_completion_len"
+    if config.mask_truncated_completions and rollout.is_truncated:
+        return "truncated"
+    tokens = b"".join(np.asarray(turn.completion_ids, np.int32).tobytes() + b"|" for turn in rollout.turns)
+    if config.drop_duplicates and tokens in known:
+        return "duplicates"
+    known.add(tokens)
+    return None
 
 
 def _from_results(results: GenerateOutputs, tokenizer: object, config: RLConfig) -> Iterator[tuple[Any, Rollout]]:
     sampled_at = (results.metadata.get("sampling_args") or {}).get("temperature")
-    if sampled_at is not None and sampled_at != config.temperature:
+    imitates = config.component == "ce"  # no ratio to the policy that sampled
+    if not imitates and sampled_at is not None and sampled_at != config.temperature:
         log.warning(
             "the rollouts were sampled at temperature %g and are trained at %g: set temperature=%g, or every ratio is "
             "wrong",
@@ -89,7 +147,7 @@ def _from_results(results: GenerateOutputs, tokenizer: object, config: RLConfig)
     states = results["states"] if "states" in results else [output_to_state(output) for output in results.outputs]
     for state in states:
         record = apply_length_rules(state.rollout(), config)
-        turns = tuple(_of_another_run(turn) for turn in record.turns) or _tokenised(
+        turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(
             state["prompt"], state["completion"], tokenizer, state["tool_defs"]
         )
         yield state["prompt"], replace(record, turns=turns)
@@ -113,10 +171,10 @@ def _names(dataset: Any) -> Sequence[str]:
     return getattr(dataset, "column_names", None) or list(dataset)
 
 
-def _of_another_run(turn: Turn) -> Turn:
-    """The turn with ``UNKNOWN_VERSION``, or ``NOT_SAMPLED`` when it has no log-probabilities."""
+def _of_another_run(turn: Turn, imitates: bool) -> Turn:
+    """The turn with ``UNKNOWN_VERSION``; ``NOT_SAMPLED`` when it has no log-probabilities, or none is compared with."""
     has_logprobs = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
-    return replace(turn, version=UNKNOWN_VERSION if has_logprobs else NOT_SAMPLED)
+    return replace(turn, version=UNKNOWN_VERSION if has_logprobs and not imitates else NOT_SAMPLED)
 
 
 def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
@@ -171,21 +229,34 @@ class OfflineRollouts:
                 len(self.groups),
                 self._mean,
             )
+        self._given = {id(one.text): one for group in self.groups for one in group.rollouts}
+        """The rollouts with their rewards as they came; a centred copy shares the ``text``."""
         rewards = np.concatenate([group.rewards for group in self.groups])
         differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
         live = [group for group in map(self._centre, self.groups) if not group.is_dead(self.config)]
-        self._live = live if differ else []
+        self._live = live if differ or config.component != "rl" else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
         count = sum(len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED)
         self._recorded = count / max(1, tokens)
         anchor = "recorded" if count == tokens else "recomputed" if not count else "recorded and recomputed"
-        log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", anchor, count, tokens)
+        if config.component == "rl":
+            log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", anchor, count, tokens)
 
     @property
     def num_batches(self) -> int:
         """Batches of one pass."""
         return len(self._pass(0))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The hash of all tokens and rewards, which must match when a training is resumed."""
+        hashed = hashlib.sha256()
+        for rollout in (rollout for group in self.groups for rollout in group.rollouts):
+            hashed.update(repr(float(rollout.reward)).encode())
+            for ids in (ids for turn in rollout.turns for ids in (turn.prompt_ids, turn.completion_ids)):
+                hashed.update(np.asarray(ids, np.int32).tobytes() + b"|")
+        return hashed.hexdigest()[:16]
 
     def _centre(self, group: Group) -> Group:
         if self._mean is None:
@@ -229,14 +300,16 @@ class OfflineRollouts:
 
     def _numbered(self, batch: TrainBatch, number: int, position: int) -> TrainBatch:
         """The batch with the original rewards, and groups numbered by progress through the data."""
-        original = {group.index: group for group in self.groups}
-        groups = [original[group.index] for group in batch.groups]
+        last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
+        groups = tuple(
+            replace(group, index=last_index, rollouts=tuple(self._given[id(one.text)] for one in group.rollouts))
+            for group in batch.groups
+        )
         stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
         stats |= {"time/pack": 0.0, "time/wait_generation": 0.0}
-        last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
-        numbered = tuple(replace(group, index=last_index) for group in groups)
-        return replace(batch, groups=numbered, stats=stats)
+        updates = tuple(self._numbered(update, number, position) for update in batch.updates)
+        return replace(batch, groups=groups, stats=stats, updates=updates)
 
     def set_version(self, version: int, served: int | None = None) -> None:
         self.version = version

@@ -1,11 +1,11 @@
-"""``Pipeline``: starts groups of rollouts, collects them, and builds one batch per optimizer step.
+"""``Pipeline``: starts groups of rollouts, collects them, and builds the batches.
 
 Guarantees: no token older than ``max_off_policy_steps`` batches is trained on; a batch holds ``batch_size`` rollouts of
 groups with a learning signal, or is marked short; slow rollouts are awaited rather than dropped, so lengths are not
 biased; a failure is raised by ``next_batch``, not hidden behind a time-out.
 
 Concurrency follows from four numbers (b = batches trained so far, which is the policy version divided by
-``num_iterations``; k = allowed lag; B = batch size)::
+the optimizer steps of a batch; k = allowed lag; B = batch size)::
 
     capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
 
@@ -63,7 +63,9 @@ class GroupState(Enum):
            │                                        │
            └──_next_index──► SKIPPED                └ (no signal) DISCARDED ──_count_discarded──► USED
 
-    A checkpoint saves READY and DISCARDED groups; RUNNING ones are PENDING again after resuming.
+    A checkpoint saves READY and DISCARDED groups; RUNNING ones are PENDING again after resuming. One that an error
+    forces between the optimizer steps of a batch saves the batch's groups too: the same batch is built again, and
+    trained from the next of its steps.
     """
 
     PENDING = "not started: its index is not reached, or in ``state.requeue`` of a resumed run"
@@ -112,6 +114,8 @@ class Pipeline:
         """By group index."""
         self.stale = 0
         """Number of stale groups dropped since the last batch."""
+        self._in_training: list[Group] = []
+        """Groups of the newest batch: saved while some of its optimizer steps are to come."""
         self._used: list[Group] = []
         """Groups used by batches since the policy version changed."""
         self._workers = AsyncExitStack()
@@ -133,7 +137,7 @@ class Pipeline:
         self.version = self.served = version
         if state is not None:
             self.state, self._signal.signal = state, state.signal
-            state.delivered = min(state.delivered, self._batch_of(version))  # saved amid the updates of one batch
+            state.delivered = min(state.delivered, self._batch_of(version))  # saved between the steps of one batch
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -171,6 +175,7 @@ class Pipeline:
                 return None
             if is_step:
                 self.state.delivered += 1
+                self._in_training = groups
                 batch.stats.update(self._stats(groups))
             else:
                 self._count_solved()  # no ``advance`` follows before the next batch
@@ -196,9 +201,10 @@ class Pipeline:
     def copy_state(self) -> PipelineState:
         """``snapshot``, also from another thread while this loop is blocked."""
         state = self.state
+        is_between_batches = self.version % self.config.steps_per_batch == 0
         return replace(
             state,
-            ready=list(state.ready),
+            ready=[*([] if is_between_batches else self._in_training), *state.ready],
             discarded=list(state.discarded),
             requeue=sorted([*self.running, *state.requeue]),
             skipped=list(state.skipped),
@@ -267,7 +273,7 @@ class Pipeline:
 
     def _batch_of(self, version: int) -> int:
         """Number of batches a policy version was trained on, the unit of the lag."""
-        return version // self.config.num_iterations
+        return version // self.config.steps_per_batch
 
     @property
     def _groups_per_batch(self) -> int:
@@ -398,7 +404,7 @@ class Pipeline:
         return any(batch < oldest + position // self._groups_per_batch for position, batch in batches)
 
     def _drop_stale(self) -> None:
-        oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.num_iterations
+        oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.steps_per_batch
         fresh = [group for group in self.state.ready if group.oldest_version is None or group.oldest_version >= oldest]
         self.stale += len(self.state.ready) - len(fresh)
         self.state.ready = fresh

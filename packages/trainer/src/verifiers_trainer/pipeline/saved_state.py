@@ -80,6 +80,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
         "example_id": group.example_id,
         "env": group.env,
         "weights": dict(group.weights),
+        "component": group.component,
         "records": [
             {
                 "turns": [_turn_to_json(turn) for turn in record.turns],
@@ -121,7 +122,8 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
         )
         for record in saved["records"]
     )
-    return Group(saved["index"], saved["example_id"], rollouts, saved["env"], saved["weights"])
+    component = saved.get("component", "")  # absent in version 0.2.0
+    return Group(saved["index"], saved["example_id"], rollouts, saved["env"], saved["weights"], component)
 
 
 def _turn_from_json(saved: Mapping[str, Any]) -> Turn:

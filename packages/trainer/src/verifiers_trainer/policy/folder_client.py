@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
 from verifiers.storage.identity import type_name
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+    from verifiers_trainer.engines.http.endpoint import Address
 
 MAX_SEQ_LEN = 4096
 """Most tokens of a conversation, for models with a longer context."""
@@ -28,6 +32,11 @@ def folder_client(folder: str) -> FolderClient:
 
     *Raises* ``ConfigError`` when it holds no model.
     """
+    return FolderClient(model_folder(folder))
+
+
+def model_folder(folder: str) -> Path:
+    """The folder itself when it holds a model, else its newest checkpoint. *Raises* ``ConfigError`` without one."""
     path = Path(folder).expanduser()
     if not _is_model(path):
         numbered = {step.name.rpartition("-")[2]: step for step in path.glob("checkpoint-*") if _is_model(step)}
@@ -35,7 +44,7 @@ def folder_client(folder: str) -> FolderClient:
         if not steps:
             raise ConfigError(f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint")
         path = steps[max(steps)]
-    return FolderClient(path)
+    return path
 
 
 def _is_model(path: Path) -> bool:
@@ -77,17 +86,7 @@ class FolderClient(InProcessClient):
         return None
 
     def _open(self) -> OpenAIChatCompletionsClient:
-        from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-
-        model, tokenizer = load_folder(self.folder)
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
-        engine = EmbeddedEngine(
-            model,
-            tokenizer,
-            max_seq_len=min(limit, MAX_SEQ_LEN),
-            concurrency=CONCURRENCY,
-            served_model=self.model,
-        )
+        engine = folder_engine(self.folder, served_model=self.model)
         engine.start(START_S)
         self._engine = engine
         return OpenAIChatCompletionsClient(
@@ -98,6 +97,24 @@ class FolderClient(InProcessClient):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.stop()
+
+
+def folder_engine(
+    folder: Path, served_model: str, address: Address | None = None, max_seq_len: int | None = None
+) -> EmbeddedEngine:
+    """The engine of a model folder, not started. *Raises* ``ConfigError`` when the model cannot be loaded."""
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+
+    model, tokenizer = load_folder(folder)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
+    return EmbeddedEngine(
+        model,
+        tokenizer,
+        max_seq_len=min(limit, MAX_SEQ_LEN) if max_seq_len is None else max_seq_len,
+        concurrency=CONCURRENCY,
+        served_model=served_model,
+        address=address,
+    )
 
 
 def load_folder(folder: Path) -> tuple[Any, Any]:

@@ -39,6 +39,8 @@ class LogprobOutput(ModelOutput):
 
     logprobs: Tensor | None = None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
     entropy: Tensor | None = None  # [T], of the distribution token t was drawn from, without gradient; 0 likewise
+    reverse_kl: Tensor | None = None  # [T], KL(π‖teacher) of that distribution; None without a teacher; 0 likewise
+    forward_kl: Tensor | None = None  # [T], KL(teacher‖π), likewise
 
 
 # --- the head ---------------------------------------------------------------------------------------------------
@@ -69,6 +71,15 @@ class LogitTransform:
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherStates:
+    """What a teacher has computed before its head: ``hidden`` [N, D'], in the places of the policy's."""
+
+    hidden: Tensor
+    head: Callable[[Tensor], Tensor]
+    transform: Callable[[Tensor], Tensor] | None
+
+
 def chunked_logprobs(
     hidden: Tensor,
     head: nn.Module | Callable[[Tensor], Tensor],
@@ -78,8 +89,12 @@ def chunked_logprobs(
     transform: Callable[[Tensor], Tensor] | None = None,
     chunk_tokens: int | None = None,
     num_chunks: int | None = None,
-) -> tuple[Tensor, Tensor]:
+    teacher: TeacherStates | None = None,
+) -> tuple[Tensor, ...]:
     """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of ``hidden`` [N, D].
+
+    With a ``teacher`` also KL(π‖teacher) and KL(teacher‖π) [N] over the vocabulary, at the same temperature, with
+    their gradients.
 
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
     outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
@@ -94,20 +109,22 @@ def chunked_logprobs(
     size = chunk_tokens or _chunk_tokens(hidden.device.type, getattr(head, "weight", None))
     sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
 
-    def in_chunks(hidden: Tensor, run: _Chunk) -> tuple[Tensor, Tensor]:
+    its = None if teacher is None else _Chunk(teacher.head, getattr(teacher.head, "weight", None), teacher.transform)
+
+    def in_chunks(hidden: Tensor, run: _Chunk) -> tuple[Tensor, ...]:
         recompute = torch.is_grad_enabled() and (num_chunks is not None or not _is_small(run.weight, len(labels)))
+        parts = [hidden, labels, inv_temperature, *([] if teacher is None else [teacher.hidden])]
         pieces = []
-        for chunk in zip(hidden.split(sizes), labels.split(sizes), inv_temperature.split(sizes), strict=True):
+        for chunk in zip(*(part.split(sizes) for part in parts), strict=True):
             pieces.append(checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk))
-        logprobs, entropies = zip(*pieces, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
     if not isinstance(head, nn.Module):
-        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform))
+        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform, its))
     stock, instance_forward = head.forward, head.__dict__.get("forward")
-    head.forward = lambda hidden: in_chunks(hidden, _Chunk(stock, getattr(head, "weight", None), transform))
+    head.forward = lambda hidden: in_chunks(hidden, _Chunk(stock, getattr(head, "weight", None), transform, its))
     try:
-        result: tuple[Tensor, Tensor] = head(hidden)
+        result: tuple[Tensor, ...] = head(hidden)
         return result
     finally:
         if instance_forward is None:
@@ -121,21 +138,35 @@ class _Chunk:
     head: Callable[[Tensor], Tensor]
     weight: Tensor | None
     transform: Callable[[Tensor], Tensor] | None
+    teacher: _Chunk | None = None
 
-    def __call__(self, hidden: Tensor, labels: Tensor, inv_temperature: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, hidden: Tensor, labels: Tensor, inv_temperature: Tensor, teacher_hidden: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden.device.type, enabled=False):
-            if self.weight is not None and self.weight.is_floating_point():
-                hidden = hidden.to(self.weight.dtype)
-            logits = self.head(hidden)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            if self.transform is not None:
-                logits = self.transform(logits)
-            logits = logits * inv_temperature.to(logits.dtype).unsqueeze(-1)
+            logits = self.logits(hidden, inv_temperature)
             log_z = torch.logsumexp(logits, dim=-1)
             logprobs = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - log_z
+            divergence = []
+            if self.teacher is not None and teacher_hidden is not None:
+                with torch.no_grad():
+                    log_teacher = self.teacher.logits(teacher_hidden, inv_temperature).log_softmax(-1)
+                log_pi = logits - log_z.unsqueeze(-1)
+                gap = log_pi - log_teacher
+                divergence = [(log_pi.exp() * gap).sum(-1), -(log_teacher.exp() * gap).sum(-1)]
             with torch.no_grad():  # last, so that the recomputation stops before it
                 entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(-1)
-        return logprobs, entropy
+        return logprobs, entropy, *divergence
+
+    def logits(self, hidden: Tensor, inv_temperature: Tensor) -> Tensor:
+        """[N, V], divided by the temperature, in at least fp32."""
+        if self.weight is not None and self.weight.is_floating_point():
+            hidden = hidden.to(self.weight.dtype)
+        logits = self.head(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.transform is not None:
+            logits = self.transform(logits)
+        return logits * inv_temperature.to(logits.dtype).unsqueeze(-1)
 
 
 def _chunk_tokens(device: str, weight: Tensor | None) -> int:
@@ -194,8 +225,9 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
     Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=, num_chunks=)`` takes one row,
     [T] or [1, T]; entry t of every argument and result describes token t. ``labels`` defaults to ``input_ids``, which
     are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True. A row with
-    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`).
-    ``full_head`` goes through the stock head and holds all logits: for architectures that fail `check_head`.
+    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a
+    model with the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``full_head`` goes
+    through the stock head and holds all logits: for architectures that fail `check_head`.
 
     A deep copy made afterwards carries the replaced forward; `uninstall` restores the stock one. Installing
     again replaces the earlier settings. Raises ConfigError when there is no causal LM.
@@ -248,6 +280,7 @@ def _logprob_forward(
     use_cache: bool | None = None,
     seq_ids: Tensor | None = None,
     prompt_seq_ids: Tensor | None = None,
+    teacher: nn.Module | None = None,
     **others: object,
 ) -> LogprobOutput:
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
@@ -273,8 +306,14 @@ def _logprob_forward(
         seq_ids, prompt_seq_ids = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
         visible = visible_tokens(seq_ids, prompt_seq_ids)
         before = tokens_before(seq_ids, prompt_seq_ids)[index]
-    source, head, transform = _outputs(self, tokens.unsqueeze(0), positions.unsqueeze(0), visible)
-    logprobs, entropy = chunked_logprobs(
+    place = tokens.unsqueeze(0), positions.unsqueeze(0), visible
+    source, head, transform = _outputs(self, *place)
+    states = None
+    if teacher is not None:
+        with torch.no_grad():
+            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), *place)
+            states = TeacherStates(hidden[before], its_head, its_transform)
+    logprobs, entropy, *divergence = chunked_logprobs(
         source[before],
         head,
         labels[index],
@@ -282,9 +321,10 @@ def _logprob_forward(
         transform=transform,
         chunk_tokens=getattr(self, _STATE).chunk_tokens,
         num_chunks=num_chunks,
+        teacher=states,
     )
     empty = torch.zeros(len(tokens), dtype=logprobs.dtype, device=tokens.device)
-    return LogprobOutput(empty.index_put((index,), logprobs), empty.index_put((index,), entropy))
+    return LogprobOutput(*(empty.index_put((index,), values) for values in (logprobs, entropy, *divergence)))
 
 
 @contextlib.contextmanager

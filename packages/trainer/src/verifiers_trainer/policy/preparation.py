@@ -93,7 +93,7 @@ def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
     With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn must be known.
     Single-turn and plain-text environments are not checked; of a group, its members are. *Raises* ConfigError.
     """
-    for member in _members(env):
+    for member in members(env):
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
@@ -138,7 +138,7 @@ def within_prompt_limit(
     if config.max_prompt_len is None:
         return list(examples)
     limit, cut = config.max_prompt_len, config.prompt_overflow == "truncate_left"
-    if cut and any(member.max_turns != 1 for member in _members(env)):
+    if cut and any(member.max_turns != 1 for member in members(env)):
         config.prompt_overflow = "skip"  # of requests: those of later turns hold more than the prompt
         return _cut_in_text(examples, tokenizer, env, limit)
     short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit]
@@ -220,11 +220,11 @@ def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) 
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _members(env: Environment) -> Iterator[Environment]:
+def members(env: Environment) -> Iterator[Environment]:
     """The environments of a group, of nested groups too, or ``env`` itself."""
     if isinstance(env, EnvGroup):
         for member in env.envs:
-            yield from _members(member)
+            yield from members(member)
     else:
         yield env
 

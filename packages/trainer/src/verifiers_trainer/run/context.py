@@ -28,6 +28,7 @@ from verifiers_trainer.pipeline.mixture import joined
 from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
 from verifiers_trainer.policy import preparation
 from verifiers_trainer.policy.reference import Reference
+from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import CHANGE_REWARDS
 
@@ -52,8 +53,8 @@ class TrainingRun:
     """Evaluation rows; None = the environment's."""
     offline: OfflineRollouts | None = None
     """Finished rollouts to train on; None when the policy generates rollouts."""
-    reference: Reference | None = None
-    """The reference policy of the KL penalty ``beta``; None without a penalty."""
+    reference: Reference | Teacher | EndpointTeacher | None = None
+    """The teacher, or the reference policy of the KL penalty ``beta``; None without either."""
     whole: fsdp.WholeCopy | None = None
     """Rank 0's whole copy of a policy split over processes; None when it is not split."""
     _examples: Sequence[Example] | None = field(default=None, repr=False)
@@ -75,9 +76,11 @@ class TrainingRun:
 
         Raises ``ConfigError`` for an environment that cannot be trained on, and the errors of ``preparation.load``.
         """
-        env = environment_of(env)
+        env, dataset = environment_of(env), settings.saved_runs if dataset is None else dataset
         eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or env)
         is_offline = holds_rollouts(dataset)
+        if not is_offline and (settings.component == "ce" or dataset is settings.saved_runs is not None):
+            raise ConfigError(_nothing_to_imitate(settings))
         if not is_offline:
             check_environment(env, settings.num_env_workers)
             choose_advantage(env, settings)
@@ -89,6 +92,7 @@ class TrainingRun:
             offline, dataset = OfflineRollouts(groups, settings), rows_of(groups)
             if env is None:
                 env = eval_env = stand_in(dataset)
+        choose_history(env, settings)
         preparation.ensure_chat_template(tokenizer, env, settings)
         preparation.probe_template(tokenizer, env, settings)
         model = preparation.prepare(model, settings, peft_config)
@@ -114,7 +118,7 @@ class TrainingRun:
 
     @property
     def num_steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the examples."""
+        """Batches of one pass over the examples."""
         return math.ceil(len(self.examples) * self.settings.rollouts_per_example / self.settings.batch_size)
 
     # --- copies of the policy -----------------------------------------------------------------------------------
@@ -134,9 +138,16 @@ class TrainingRun:
         self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
 
     def open_reference(self) -> None:
-        """Copy the present weights as the reference, if ``beta`` needs one; later calls do nothing."""
-        if self.reference is None:
+        """Load the teacher, or copy the present weights as the reference if ``beta`` needs one; the first time."""
+        if self.reference is None and self.settings.teacher is not None:
+            self.reference = open_teacher(self.settings, self.tokenizer)
+        elif self.reference is None:
             self.reference = Reference.of(self.model, self.settings)
+
+    @property
+    def whole_teacher(self) -> Any:
+        """The model whose whole distribution the loss "gkd" reads, not only the sampled tokens; None for others."""
+        return self.reference.model if self.settings.loss == "gkd" and isinstance(self.reference, Teacher) else None
 
     @property
     def whole_model(self) -> Any:
@@ -229,17 +240,34 @@ def check_environment(env: object, num_workers: int = 0) -> None:
         )
 
 
+def _nothing_to_imitate(settings: RLConfig) -> str:
+    """The error for finished rollouts that are not there."""
+    if settings.saved_runs:
+        return f"saved_runs is {settings.saved_runs!r}, and there is no such folder: give folders of saved runs"
+    return (
+        f"the loss {settings.loss!r} imitates finished rollouts, and there are none: set saved_runs to folders of "
+        "saved runs, or pass dataset=… (for an environment's own answers: pipeline.warmup.answer_columns)"
+    )
+
+
 def choose_advantage(env: Environment, settings: RLConfig) -> None:
     """Use the environment's own advantages where its rubric has a ``@vf.advantage`` method and no setting prevents it.
 
     Raises ``ConfigError`` for ``advantage="environment"`` without such a method.
     """
     rubrics = _rubrics(env)
-    is_free = not settings.is_given("advantage") and settings.credit == "rollout"
+    is_free = not settings.is_chosen("advantage") and settings.credit == "rollout" and settings.component == "rl"
     unchanged = not any(getattr(settings, name) for name in CHANGE_REWARDS)
     if is_free and unchanged and all(rubric.has_advantages for rubric in rubrics):
         settings._set(advantage="environment")
     check_advantage(env, settings.advantage)
+
+
+def choose_history(env: Environment, settings: RLConfig) -> None:
+    """Use exact history where a member of the environment asks for it (``AgentEnv``) and no setting says otherwise."""
+    asks = any(getattr(member, "history", None) == "exact" for member in preparation.members(env))
+    if asks and not settings.is_given("history"):
+        settings._set(history="exact")
 
 
 def check_advantage(env: Environment, advantage: object) -> None:

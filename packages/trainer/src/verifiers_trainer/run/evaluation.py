@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import Any
 from verifiers.data.examples import examples_from, format_row
 from verifiers.data.messages import normalize_messages
 from verifiers.results import GenerateOutputs
+from verifiers.results.outputs import total_usage
+from verifiers.results.statistics import draws
 from verifiers.runs.runner import RunContext
 from verifiers.runtime.sync_async import blocking
 from verifiers.types import ModelRequest
@@ -61,6 +64,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named ``<prefix>_<name>``.
 
+    ``success`` and ``pass_at_<k>`` are NaN where the reward is graded and no success metric is named, so that every
+    evaluation of a run has the same metrics.
+
     Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and excluded from means.
     """
     started = time.perf_counter()
@@ -69,16 +75,18 @@ def evaluate(
         rows = list(itertools.islice(run.eval_rows, num_examples if num_examples >= 0 else None))
     results = run_rollouts(run, context, num_examples=num_examples, inputs=rows, folder=folder)
     metadata = results.metadata
+    solved = metadata["pass_at_k"] or {}
     metrics = {
         "reward": metadata["avg_reward"],
         "reward_stderr": metadata["reward_stderr"],
         "num_unscored": metadata["num_unscored"],
         "num_errors": metadata["num_errors"],
         "truncated": sum(results["is_truncated"]) / max(1, len(results)),
-        "tokens": metadata["usage"].get("output_tokens", 0),
+        "tokens": total_usage(results.outputs).get("output_tokens", 0),
         "runtime": time.perf_counter() - started,
+        "success": metadata["avg_success"],
         **metadata["avg_metrics"],
-        **{f"pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()},
+        **{f"pass_at_{k}": solved.get(str(k), math.nan) for k in draws(metadata["rollouts_per_example"])},
     }
     return {f"{prefix}_{name}": value for name, value in metrics.items()}
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
+from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,16 @@ class StepRecorder:
         self._between_steps: dict[str, float] = {}
         """Seconds of evaluations and checkpoints since the last step, written with the next."""
         self._began = 0.0
+        self._times = {"time/wait_generation": 0.0, "time/step": 0.0}
+        """Seconds of the present batch so far: all of its wait is in the first of its steps."""
+        self._batch_times: Mapping[str, float] = {}
+        """The same of the newest whole batch."""
         self._alarms: set[str] = set()
         self._evaluation: Mapping[str, float] | None = None
+        self._success: SuccessWatch | None = None
+        """Watched from the first step with ``reward/success`` on, which a rubric with a success metric records."""
+        self._parted = False
+        self._non_solution = non_solution_reward(run.env)
 
     @property
     def last_step(self) -> dict[str, Any]:
@@ -64,9 +74,12 @@ class StepRecorder:
         settings, batch = self.run.settings, self.batch
         now = time.perf_counter()
         self.numbers |= {"time/step": now - self._began, **self._between_steps}
-        self.numbers["throughput/generated_tokens_per_s"] = batch.stats["tokens/completion"] / self.numbers["time/step"]
+        generated = batch.stats["tokens/completion"] if batch.stats.get("batch/pass", 1) == 1 else 0
+        self.numbers["throughput/generated_tokens_per_s"] = generated / self.numbers["time/step"]
         self.numbers |= device_numbers(self.run.model, self.numbers["throughput/train_tokens_per_s"])
         self._began, self._between_steps = now, {}
+        if self._non_solution is not None:
+            self.numbers["reward/non_solution"] = self._non_solution
         if self.warns:
             self._warn(step)
         self.file.write(step, step, self.last_step)
@@ -97,8 +110,17 @@ class StepRecorder:
         return True
 
     def _warn(self, step: int) -> None:
-        """Log each abnormal metric once for as long as it stays abnormal."""
-        active = alarms(self.last_step)
+        """Log each abnormal metric once for as long as it stays abnormal; times are those of a whole batch."""
+        numbers = self.last_step
+        self._times = {name: value + numbers.get(name, 0.0) for name, value in self._times.items()}
+        if step % self.run.settings.steps_per_batch == 0:
+            self._batch_times, self._times = self._times, dict.fromkeys(self._times, 0.0)
+            if "reward/success" in numbers:
+                self._success = self._success or SuccessWatch()
+                self._parted = self._success.parts(numbers)
+        active = alarms({**numbers, "time/wait_generation": 0.0, **self._batch_times})
+        if self._parted:
+            active["success"] = SENTENCE
         for name in active.keys() - self._alarms:
             log.warning("step %d: %s", step, active[name])
         self._alarms = set(active)

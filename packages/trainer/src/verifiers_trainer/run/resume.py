@@ -8,37 +8,64 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
+from verifiers.runs.runner import code_of
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
+from verifiers.storage.identity import CODE
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.teacher import Teacher
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile
+from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_ONLY, OBJECTIVE = "weights_only", "objective"
+WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
 
 
 def configuration(run: TrainingRun) -> dict[str, Any]:
     """The values that must be equal to resume from a checkpoint, as JSON values."""
-    env, table = run.env, run.examples
+    table = run.examples
     return {
-        "env_id": env.env_id,
-        "env_args": {key: str(value) for key, value in digested(env.env_args).items()},
         "num_examples": len(table),
         "examples": digest(table),
         "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(run.tokenizer),
-        **run.settings.resume_values(),
+        **({} if run.offline is None else {"rollouts": run.offline.digest}),
+        **({"teacher": run.reference.identity} if isinstance(run.reference, Teacher) else {}),
+        **_without_model(run.env, run.settings),
     }
+
+
+def _without_model(env: Any, settings: RLConfig) -> dict[str, Any]:
+    """The part of ``configuration`` that is known before the model and the rows are loaded."""
+    return {
+        "env_id": env.env_id,
+        "env_args": {key: str(value) for key, value in digested(env.env_args).items()},
+        CODE: code_of(env),
+        **settings.resume_values(),
+    }
+
+
+def require_same_run(folder: Path, env: Any, settings: RLConfig, forced: Collection[str]) -> None:
+    """Compare a checkpoint with a run that has nothing left to train, whose model is not loaded.
+
+    forced: settings that the training loop replaces. Raises ``RunMismatch`` for values that differ, and
+    ``CheckpointError``.
+    """
+    _, _, saved = load_pipeline(folder)
+    present = _without_model(env, settings)
+    both = (saved.keys() & present.keys()) - set(forced)
+    known, now = ({key: values[key] for key in both} for values in (saved, present))
+    _require_same(known, now, folder, settings.accept_changed_code)
 
 
 class StartingPoint(NamedTuple):
@@ -55,6 +82,8 @@ class Checkpoints:
 
     def __init__(self, run: TrainingRun, metrics_file: MetricsFile):
         self.run, self.metrics_file = run, metrics_file
+        self.changed_code: list[str] = []
+        """Source files of the environment that changed between two sessions of the run, and were accepted."""
 
     # --- save ---------------------------------------------------------------------------------------------------
 
@@ -90,6 +119,7 @@ class Checkpoints:
             pipeline = snapshot()
             settings = configuration(run) | {OBJECTIVE: run.settings.objective()}
             settings |= {WEIGHTS_ONLY: True} if run.settings.save_only_model else {}
+            settings |= {CHANGED_CODE: self.changed_code} if self.changed_code else {}
             with checkpoint_files.writing(folder) as temporary:
                 write_model(temporary)
                 if not run.settings.save_only_model:
@@ -154,7 +184,9 @@ class Checkpoints:
                 path=str(folder),
             )
         saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared one by one
-        _require_same(saved, configuration(self.run), folder)
+        accepted = saved.pop(CHANGED_CODE, [])
+        changed = _require_same(saved, configuration(self.run), folder, self.run.settings.accept_changed_code)
+        self.changed_code = sorted({*accepted, *changed})
         return pipeline, version
 
     def _start_afresh(self) -> None:
@@ -170,15 +202,35 @@ class Checkpoints:
         self.metrics_file.start(anew=earlier)
 
 
-def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-    """Raise ``RunMismatch`` for values that differ; warn of keys on one side alone (a checkpoint of version 0.2.0)."""
+def _require_same(
+    saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path, accept_changed_code: bool
+) -> list[str]:
+    """The source files that changed, and were accepted.
+
+    Raises ``RunMismatch`` for values that differ; warns of keys on one side alone (a checkpoint of an older version).
+    """
     if apart := sorted(saved.keys() ^ current.keys()):
         log.warning("%s cannot be compared in what it or this version does not record: %s", folder, ", ".join(apart))
     differences = {k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]}
-    if differences:
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()))
+    if not differences:
+        return []
+    before, now = differences.get(CODE, ({}, {}))
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if differences.keys() != {CODE}:
+        others = [f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()) if key != CODE]
+        listed = "; ".join([*others, f"{', '.join(changed)} changed"] if changed else others)
         raise RunMismatch(
             f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh in another folder",
             differences=differences,
             path=str(folder),
         )
+    if not accept_changed_code:
+        raise RunMismatch(
+            f"{folder} was trained with other code: {', '.join(changed)} changed since. Undo the change, continue with "
+            "the present code (--accept-changed-code, accept_changed_code=True), which its checkpoints record, or "
+            "start afresh in another folder",
+            differences=differences,
+            path=str(folder),
+        )
+    log.warning("%s was trained with other code; continuing although %s changed", folder, ", ".join(changed))
+    return changed

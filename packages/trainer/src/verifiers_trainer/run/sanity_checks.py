@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from verifiers.errors import ConfigError, NonFiniteLoss
+from verifiers.types import Turn
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow, pack
@@ -88,12 +89,17 @@ def sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> li
     """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages are 1."""
     for group in sorted(groups, key=lambda group: group.index):
         for rollout in group.rollouts:
-            if not rollout.turns or not all(np.all(np.asarray(turn.version) == version) for turn in rollout.turns):
+            if not rollout.turns or not all(_is_of(turn, version) for turn in rollout.turns):
                 continue
             samples = rollout_samples(rollout.turns, 1.0, temperature=config.temperature).samples
             weights = [sample.loss_mask.astype(np.float64) for sample in samples]
             return pack(samples, weights, max_tokens=max(sample.num_tokens for sample in samples))[0]
     return []
+
+
+def _is_of(turn: Turn, version: int) -> bool:
+    """Whether one policy version sampled all tokens of a turn."""
+    return turn.version == version if isinstance(turn.version, int) else bool((turn.version == version).all())
 
 
 def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:

@@ -22,6 +22,7 @@ from uuid import uuid4
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback, get_reporting_integration_callbacks
 
+from verifiers.runtime.install_lines import install_line
 from verifiers.storage.files import atomic_write
 from verifiers_trainer.algorithm.batch import Group
 
@@ -45,9 +46,9 @@ def installed(names: Sequence[str]) -> list[str]:
     missing = [n for n in names if n in modules and n not in FACTORIES and not any(map(find_spec, modules[n]))]
     for name in missing:
         log.warning(
-            "%s is not installed and gets no numbers: pip install 'verifiers-trainer[%s]'; metrics.jsonl has them all",
+            "%s is not installed and gets no numbers: %s; metrics.jsonl has them all",
             name,
-            name,
+            install_line("verifiers-trainer", name),
         )
     return [name for name in names if name not in missing]
 

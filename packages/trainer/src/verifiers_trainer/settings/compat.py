@@ -56,14 +56,19 @@ def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
 
 
 def _steps_per_generation(value: Any, current: Current) -> dict[str, Any]:
-    return {} if value is None else {"max_off_policy_steps": max(value - 1, current("max_off_policy_steps"))}
+    return {} if value is None else {"updates_per_batch": value}
+
+
+def _ppo_mini_batch_size(value: object, current: Current) -> dict[str, Any]:
+    return {}  # counts examples of an update, so it becomes a number of updates when the batch is known: ``config``
 
 
 TRANSLATED: dict[str, tuple[str, Translation]] = {
     "generation_batch_size": ("max_concurrent", _generation_batch_size),
     "max_prompt_length": ("max_prompt_len", _max_prompt_length),
+    "ppo_mini_batch_size": ("updates_per_batch", _ppo_mini_batch_size),
     "scale_rewards": ("advantage", _scale_rewards),
-    "steps_per_generation": ("max_off_policy_steps", _steps_per_generation),
+    "steps_per_generation": ("updates_per_batch", _steps_per_generation),
 }
 """Name -> (canonical setting, function that converts the value into canonical settings)."""
 

@@ -26,7 +26,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
-from verifiers_trainer.settings import compat
+from verifiers_trainer.settings import compat, recipes
 from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, CHECKS, CORRECTIONS, INFERENCE
 from verifiers_trainer.settings.fields import RESHAPING, RLFields, plain, problem_of, resume_values
 
@@ -49,6 +49,8 @@ class RLConfig(RLFields):
     batch_is = ""
     """How ``batch_size`` was derived, for messages; empty when the caller set it."""
     _bf16_requested = False
+    component = "rl"
+    """The part of the loss that trains the rollouts: "rl", "ce" or "ref_kl"; derived from ``loss``."""
 
     def _init(self, **settings: object) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
@@ -114,7 +116,7 @@ class RLConfig(RLFields):
         values = compat.settings_of(name, value, lambda field: getattr(self, field))
         self.__dict__.update(values)
         self._explicit.update(values)
-        if "loss" in values:
+        if values.keys() & {"loss", "recipe"}:
             self._derive_objective()
         if name in compat.SPELLINGS:
             self._other_spellings[name] = value
@@ -146,6 +148,14 @@ class RLConfig(RLFields):
     def is_given(self, name: str) -> bool:
         """Whether the caller set this field, at construction or afterwards."""
         return name in self._explicit
+
+    def is_chosen(self, name: str) -> bool:
+        """Whether the caller set this field, or chose a recipe that has a value for it."""
+        return self.is_given(name) or name in recipes.settings_of(self.recipe)
+
+    def other_spelling(self, name: str) -> Any:
+        """The value that the caller gave under a name of ``compat``; None where it was not given."""
+        return self._other_spellings.get(name)
 
     @property
     def server_url(self) -> str | None:
@@ -223,15 +233,18 @@ class RLConfig(RLFields):
         bounds = ", ".join(f"{name} {value}" for name, value in self.loss_parameters().items())
         length = f" {self.max_completion_len or self.max_seq_len}" if self.aggregation == "constant_length" else ""
         credit = f" per turn, gamma {self.gamma:g}" if self.credit == "turn" else ""
-        reference = (
-            f"one updated every {self.ref_model_sync_steps} steps" if self.sync_ref_model else "the first policy"
-        )
+        reference = "the first policy"
+        if self.sync_ref_model:
+            reference = f"one updated every {self.ref_model_sync_steps} steps"
+        if self.teacher is not None:
+            reference = f"the teacher {self.teacher}"
         corrections = [f"{name} {value}" for name in CORRECTIONS if (value := getattr(self, name)) is not None]
         parts = (
             f"loss {plain(self.loss)}" + f" = {loss}" * bool(loss) + f" ({bounds})" * bool(bounds),
             f"aggregation {self.aggregation}{length}",
             f"advantage {plain(self.advantage)}{credit}",
             f"KL {self.beta:g} x {self.kl_type} to {reference}" if self.beta else "no KL",
+            *([f"teacher {self.teacher}"] if self.component == "ref_kl" else []),
             ", ".join([f"anchor {self.anchor}", *corrections]),
         )
         return "; ".join(parts)
@@ -281,15 +294,28 @@ class RLConfig(RLFields):
         self._derive_objective()
         self._derive_anchor()
         self._derive_batch(world_size)
+        self._derive_updates()
+        if not self.is_given("max_steps"):  # the default, in whole batches
+            steps = max(1, self.steps_per_batch)  # 0 is refused with the other problems
+            self._set(max_steps=math.ceil(self.default_of("max_steps") / steps) * steps)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
     def _derive_objective(self) -> None:
-        """Set the aggregation and the advantage that the loss's name means, unless the caller set others."""
+        """Set what the recipe means, then what the loss's name means, unless the caller set others."""
+        recipe = recipes.settings_of(self.recipe)
+        own = {name: recipe.get(name, self.default_of(name)) for name in recipes.NAMES if not self.is_given(name)}
+        self._set(**own)
         named = named_objective(self.loss)
+        self.__dict__["component"] = "rl" if named is None else named.component
         for name in ("aggregation", "advantage"):
-            if not self.is_given(name):
+            if not self.is_chosen(name):
                 self._set(**{name: self.default_of(name) if named is None else getattr(named, name)})
+        if not self.is_given("rollouts_per_example"):  # imitated rollouts have no siblings
+            self._set(rollouts_per_example=1 if self.component == "ce" else self.default_of("rollouts_per_example"))
+        for name, off in (("beta", 0.0), ("sync_ref_model", False)):  # a penalty of losses that read rewards
+            if not self.is_given(name):
+                self._set(**{name: self.default_of(name) if self.component == "rl" else off})
 
     def _derive_anchor(self) -> None:
         """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the policy of the batch.
@@ -304,22 +330,37 @@ class RLConfig(RLFields):
     def _derive_batch(self, world_size: int) -> None:
         """Derive ``batch_size``, in subclasses that compute it from other settings."""
 
+    def _derive_updates(self) -> None:
+        """Set ``updates_per_batch`` by the examples of an update, where these were given (``ppo_mini_batch_size``)."""
+        examples = self.other_spelling("ppo_mini_batch_size")
+        if isinstance(examples, int) and examples > 0 and not self.is_given("updates_per_batch"):
+            self._set(updates_per_batch=max(1, self.batch_size // (self.rollouts_per_example * examples)))
+
     def _set(self, **settings: object) -> None:
         """Set derived fields without marking them as set by the caller."""
         for name, value in settings.items():
             self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
 
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps on each batch: as many updates per pass, times the passes over it."""
+        return self.updates_per_batch * self.num_iterations
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether passes over the examples decide the number of steps, and not ``max_steps``."""
+        return self.max_steps <= 0 or (self.is_given("num_train_epochs") and not self.is_given("max_steps"))
+
     def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
         """Optimizer steps of the run: ``max_steps``, unless the caller set ``num_train_epochs`` alone.
 
-        ``num_batches`` is the number of batches in one epoch; None = derived from ``num_examples``. Each batch is used
-        ``num_iterations`` times.
+        ``num_batches`` is the number of batches in one epoch; None = derived from ``num_examples``. Each batch is
+        trained for ``steps_per_batch`` steps.
         """
-        by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
-        if self.max_steps > 0 and not by_epochs:
+        if not self.counts_epochs:
             return self.max_steps
         per_epoch = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
-        return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.num_iterations
+        return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.steps_per_batch
 
 
 @functools.cache

@@ -33,9 +33,11 @@ ANCHORED_ON_BATCH = frozenset(name for name, named in OBJECTIVES.items() if name
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
 CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
 """Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the batch."""
+SELECTING = ("min_reward", "max_per_example", "drop_duplicates")
+"""Settings that select the finished rollouts to imitate."""
 CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
 """Settings that change rewards after the environment computed its advantages."""
-WEIGHTED_BY_RATIO = frozenset("cispo masked_is importance_sampling".split())
+WEIGHTED_BY_RATIO = frozenset("cispo distill masked_is importance_sampling".split())
 """Losses for which π/μ is a weight of the token: right for a reshaped μ too."""
 UNCOMPARED = ("none", "environment")
 """Advantages without a baseline of the trainer's own, for which one rollout is a group."""
@@ -61,12 +63,34 @@ def check_batch(config: Any, world_size: int) -> list[str]:
         problems.append(
             f"batch_size {batch}{config.batch_is} is not divisible by {divisor}; the nearest that are: {near}"
         )
+    problems += _check_updates(config)
     if isinstance(config.max_concurrent, int) and 0 < config.max_concurrent < group:
         problems.append(
             f"max_concurrent {config.max_concurrent} is below rollouts_per_example = {group}, but the siblings of an "
             f"example start together; use at least {group}"
         )
     return problems
+
+
+def _check_updates(config: Any) -> list[str]:
+    """Check that a batch has something for each of its updates."""
+    updates, mini_batch = config.updates_per_batch, config.other_spelling("ppo_mini_batch_size")
+    if isinstance(updates, int) and updates > config.batch_size:
+        return [f"updates_per_batch {updates} divides a batch of {config.batch_size} rollouts: use at most that"]
+    if mini_batch is None:
+        return []
+    examples = config.batch_size // config.rollouts_per_example
+    if not isinstance(mini_batch, int) or mini_batch < 1 or examples % mini_batch:
+        return [
+            f"ppo_mini_batch_size is {mini_batch!r}, the examples of one update; it must divide the {examples} of a "
+            f"batch (batch_size {config.batch_size} / rollouts_per_example {config.rollouts_per_example})"
+        ]
+    if config.is_given("updates_per_batch") and updates * mini_batch != examples:
+        return [
+            f"ppo_mini_batch_size {mini_batch} means {examples // mini_batch} updates of a batch, and "
+            f"updates_per_batch is {updates}: give one of them"
+        ]
+    return []
 
 
 def check_fields(config: Any, world_size: int) -> list[str]:
@@ -162,10 +186,10 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
                 f"anchor is 'recomputed', and the loss {name!r} uses the sampler's log-probabilities only: "
                 f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
             )
-        elif config.num_iterations == 1 and config.max_off_policy_steps != 0:
+        elif config.num_iterations == config.updates_per_batch == 1 and config.max_off_policy_steps != 0:
             problems.append(
-                "anchor is 'recomputed' and num_iterations 1, so that every ratio of the loss is 1 and nothing "
-                "corrects for tokens of older policies: set tis_cap (such as 2.0), leave anchor out, or set "
+                "anchor is 'recomputed' and a batch is one optimizer step, so that every ratio of the loss is 1 and "
+                "nothing corrects for tokens of older policies: set tis_cap (such as 2.0), leave anchor out, or set "
                 "max_off_policy_steps=0"
             )
     return problems + _check_geo_mask(config.geo_mask)
@@ -180,6 +204,45 @@ def _check_geo_mask(pair: Any) -> list[str]:
     return []
 
 
+def check_components(config: Any, world_size: int) -> list[str]:
+    """Check the settings of the losses that read no reward, and those that only such a loss reads."""
+    problems = []
+    if config.component != "ce":
+        given = [name for name in SELECTING if getattr(config, name) != config.default_of(name)]
+        problems += [f"{name} selects rollouts to imitate: leave it out, or set loss='sft'" for name in given]
+    if config.component != "rl":
+        unread = [name for name in CORRECTIONS if getattr(config, name) is not None]
+        unread += ["credit"] if config.credit == "turn" else []
+        problems += [
+            f"{name} is of losses that read rewards: leave it out with loss={config.loss!r}" for name in unread
+        ]
+    return problems
+
+
+def check_teacher(config: Any, world_size: int) -> list[str]:
+    """Require a teacher where the loss reads one, and a loss that reads the teacher."""
+    if config.teacher is None:
+        return [f"the loss {config.loss!r} needs a teacher: set teacher"] if config.component == "ref_kl" else []
+    problems = []
+    if config.component != "ref_kl" and not config.beta:
+        problems.append("teacher is set, and no part of the loss reads it: set loss='distill', or beta")
+    if config.component == "ref_kl" and config.beta:
+        problems.append(f"beta adds a penalty towards the teacher, which is what loss={config.loss!r} is: leave it out")
+    if config.loss == "gkd" and _is_url(config.teacher):
+        problems.append(
+            "teacher is a server, which scores sampled tokens alone, and loss='gkd' compares whole distributions: set "
+            "loss='distill', or give the teacher's folder"
+        )
+    if config.sync_ref_model and config.is_given("sync_ref_model"):
+        problems.append("sync_ref_model updates the reference, which is the teacher here: leave one of them out")
+    if _is_url(config.teacher) and config.temperature != 1:
+        problems.append(
+            f"teacher is a server, whose log-probabilities are those of temperature 1, and temperature is "
+            f"{config.temperature:g}: set temperature=1, or give the teacher's folder"
+        )
+    return problems
+
+
 def check_reference(config: Any, world_size: int) -> list[str]:
     """Require a KL penalty for a synchronised reference."""
     if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
@@ -189,12 +252,19 @@ def check_reference(config: Any, world_size: int) -> list[str]:
 
 def check_iterations(config: Any, world_size: int) -> list[str]:
     """Require whole batches: a checkpoint does not save the position within a batch."""
-    n, steps = config.num_iterations, config.max_steps
+    factors = {name: getattr(config, name) for name in ("updates_per_batch", "num_iterations")}
+    if not all(isinstance(value, int) and value > 0 for value in factors.values()):
+        return []  # reported by check_fields
+    n, steps = math.prod(factors.values()), config.max_steps
     by_epochs = config.is_given("num_train_epochs") and not config.is_given("max_steps")
-    if by_epochs or not all(isinstance(value, int) and value > 0 for value in (n, steps)) or steps % n == 0:
+    if by_epochs or not isinstance(steps, int) or steps <= 0 or steps % n == 0:
         return []
+    product = " x ".join(f"{name} {value}" for name, value in factors.items() if value > 1)
     near = f"{steps // n * n} or {(steps // n + 1) * n}" if steps > n else f"{n}"
-    return [f"max_steps {steps} is not a multiple of num_iterations = {n}: a batch would be left half used; use {near}"]
+    return [
+        f"max_steps {steps} is not a multiple of the {n} steps of a batch ({product}): a batch would be left half "
+        f"used; use {near}"
+    ]
 
 
 def check_credit(config: Any, world_size: int) -> list[str]:
@@ -370,6 +440,6 @@ def trackers(report_to: Any) -> list[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(check_batch, check_fields, check_objective, check_anchor, check_reference, check_iterations, check_credit),
-    *(check_schedules, check_combinations, check_reshaped_sampling, check_inference),
+    *(check_batch, check_fields, check_objective, check_anchor, check_components, check_teacher, check_reference),
+    *(check_iterations, check_credit, check_schedules, check_combinations, check_reshaped_sampling, check_inference),
 )

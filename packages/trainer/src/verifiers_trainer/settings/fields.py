@@ -24,6 +24,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 from verifiers_trainer.algorithm.losses import KL_TYPES
+from verifiers_trainer.settings.recipes import RECIPES
 
 # --- markers ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +289,8 @@ class RLFields(TrainingArguments):
     rollouts_per_example: Annotated[int, Between(1, 10**6)] = 16
     """Size of a group: the rollouts of one example, whose mean reward is the baseline."""
     batch_size: Annotated[int, Between(1, 10**9)] = 512
-    """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
+    """Rollouts of a batch: of one optimizer step, or of ``updates_per_batch``. A multiple of ``rollouts_per_example``
+    and of ``micro_batch_size``."""
     micro_batch_size: Annotated[int, Between(1, 10**9), SPEED] = 8
     """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are bounded by
     ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
@@ -310,8 +312,21 @@ class RLFields(TrainingArguments):
     """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
     denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
     shuffle_dataset: bool = True
+    updates_per_batch: Annotated[int, Between(1, 10**6)] = 1
+    """Optimizer steps that the rollouts of a batch are divided among, whole groups together where there are enough."""
     num_iterations: Annotated[int, Between(1, 10**6)] = 1
-    """Optimizer steps on each batch. ``max_off_policy_steps`` then counts batches."""
+    """Times that each batch is used: a batch is trained for ``updates_per_batch`` x ``num_iterations`` steps."""
+
+    # --- finished rollouts --------------------------------------------------------------------------------------
+    saved_runs: Annotated[list[str] | str | None, PLACEMENT] = None
+    """Folders of saved runs to train on in place of sampling, as ``vf-eval`` writes them. Their rollouts must match
+    when a training is resumed, and not the folders. The loss "sft" imitates them, any other weighs them by reward."""
+    min_reward: Annotated[float | None, Between(-math.inf, math.inf)] = None
+    """With "sft": imitate rollouts of at least this reward; None = of any, unknown ones included."""
+    max_per_example: Annotated[int | None, Between(1, 10**9)] = None
+    """With "sft": imitate at most as many rollouts of an example, those with the highest rewards."""
+    drop_duplicates: bool = True
+    """With "sft": imitate one of the rollouts of an example that have equal tokens."""
 
     # --- data schedule ------------------------------------------------------------------------------------------
     difficulty_schedule: list[Any] | None = None
@@ -348,6 +363,8 @@ class RLFields(TrainingArguments):
     """Additional sampling arguments of every request."""
 
     # --- objective ----------------------------------------------------------------------------------------------
+    recipe: Annotated[str | None, OneOf(*RECIPES)] = None
+    """A row of ``recipes.RECIPES``: its values replace the defaults of settings; those that are given win."""
     loss: Any = "cispo"
     """A name of ``losses.OBJECTIVES``, which has the loss, aggregation, advantage and bounds of its source;
     ``"package.module:function"``, or a function. Each of those settings may be set apart."""
@@ -369,6 +386,9 @@ class RLFields(TrainingArguments):
     advantage: Any = "mean"
     """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default: "environment" where
     the rubric has a ``@vf.advantage`` method, which computes it, else that of the loss."""
+    negative_advantage_weight: Annotated[float, Between(0.0, 1.0)] = 1.0
+    """Factor of negative advantages: 1 = as they are, 0 = learn from what was better than the baseline alone. Their
+    tokens count in the denominators of the loss either way."""
     credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
     """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
     return of the same turn in the group."""
@@ -378,7 +398,7 @@ class RLFields(TrainingArguments):
     """Weight of a token; default: that of the loss."""
     anchor: Annotated[str, OneOf("sampler", "recomputed")] = "sampler"
     """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when the batch was built
-    ("recomputed"), which needs a correction such as ``tis_cap``, or several ``num_iterations``."""
+    ("recomputed"), which needs a correction such as ``tis_cap``, or several steps on a batch."""
     tis_cap: Annotated[float | None, Between(1e-9, math.inf)] = None
     """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch, μ the sampler."""
     sequence_mask_cap: Annotated[float | None, Between(1.0, math.inf)] = None
@@ -388,7 +408,7 @@ class RLFields(TrainingArguments):
     opsm_delta: Annotated[float | None, Between(0.0, math.inf)] = None
     """Samples with a negative advantage whose mean of log μ - log π is larger carry no loss."""
     beta: Annotated[float, Between(0.0, 1e9)] = 0.0
-    """Weight of the KL penalty to the reference, which is the policy before training."""
+    """Weight of the KL penalty to the reference, which is the policy before training, or the ``teacher``."""
     kl_type: Annotated[str, OneOf(*KL_TYPES)] = "k3"
     """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
     sync_ref_model: bool = False
@@ -396,10 +416,14 @@ class RLFields(TrainingArguments):
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
     ref_model_sync_steps: Annotated[int, Between(1, 10**9)] = 100
     ref_model_mixup_alpha: Annotated[float, Between(0.0, 1.0)] = 0.5
+    teacher: Annotated[str | None, PLACEMENT] = None
+    """The model that the loss "distill", or the penalty ``beta``, holds the policy near: a folder (of a model, an
+    adapter or a run), a name such as "builtin:smollm2-135m", or the URL of a server with prompt log-probabilities.
+    The files of a folder must match when a training is resumed, and not its place."""
 
     # --- pipeline -----------------------------------------------------------------------------------------------
     max_off_policy_steps: Annotated[int, Between(0, 16)] = 1
-    """Largest age of a token's policy in optimizer steps; 0 = synchronous."""
+    """Largest age of a token's policy in batches, which are optimizer steps where a batch is one; 0 = synchronous."""
     max_concurrent: Annotated[int, Between(1, 10**9), SPEED] = 1024
     """Rollouts in flight."""
     max_concurrent_scoring: Annotated[int | None, Between(1, 10**9), SPEED] = None
@@ -451,7 +475,7 @@ class RLFields(TrainingArguments):
     history: Annotated[str, OneOf("template", "exact")] = "template"
     """Prompt of a later turn: the whole conversation rendered anew by the chat "template", or the "exact" tokens of the
     turns so far plus the new messages. With "exact" a conversation is one sample even where the template drops earlier
-    reasoning, and the model sees that reasoning again."""
+    reasoning, and the model sees that reasoning again. Where it is not set, an ``AgentEnv`` chooses "exact"."""
     require_increasing_context: Annotated[bool, ALARMS] = False
     """Refuse, in place of warning about, a chat template that rewrites earlier turns: every turn of a multi-turn
     rollout is then a separate sample, unless ``history`` is "exact"."""
@@ -507,6 +531,8 @@ class RLFields(TrainingArguments):
     """Log only the first rollout of each group."""
     keep_every: Annotated[int | None, Between(1, 10**9), SAVING] = None
     """Keep the checkpoint of every n-th step in addition to ``save_total_limit``."""
+    accept_changed_code: Annotated[bool, RESUMING] = False
+    """Resume a run whose environment's source files have changed since; its later checkpoints list them."""
 
 
 # --- reading the markers ----------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ class Call:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     facts: dict[str, Any] = field(default_factory=dict)
     """Values of the command's keys in the JSON object."""
+    exit_code: int = 0
+    """Exit code of an action that raises nothing."""
 
     def say(self, text: str) -> None:
         """Print a result as text; omitted with ``--json``, where the object holds it."""
@@ -88,6 +90,7 @@ class SmallCommand:
                 try:
                     self._read(argv, call)
                     self.action(call)
+                    code = call.exit_code
                 except KeyboardInterrupt:
                     code = INTERRUPTED
                     print(f"{self.name}: interrupted", file=sys.stderr)

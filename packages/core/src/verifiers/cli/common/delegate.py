@@ -8,24 +8,28 @@ import sys
 
 def vf_train() -> None:
     """``vf-train`` and ``vf-rl``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.train", "vf-train", "verifiers[rl]")
+    _run("verifiers_trainer", "verifiers_trainer.cli.train", "vf-train")
 
 
 def vf_vllm() -> None:
     """``vf-vllm``."""
-    _run("verifiers_trainer", "verifiers_trainer.cli.vllm", "vf-vllm", "verifiers[rl]")
+    _run("verifiers_trainer", "verifiers_trainer.cli.vllm", "vf-vllm")
 
 
-def _run(package: str, module: str, command: str, requirement: str) -> None:
+def vf_serve() -> None:
+    """``vf-serve``."""
+    _run("verifiers_trainer", "verifiers_trainer.cli.serve", "vf-serve")
+
+
+def _run(package: str, module: str, command: str) -> None:
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        print(
-            f"{command} needs the trainer, which is not installed: pip install '{requirement}', or in a checkout: "
-            "uv sync --group train",
-            file=sys.stderr,
-        )
+        from verifiers.runtime.install_lines import install_line
+
+        line = install_line("verifiers-trainer")
+        print(f"{command} needs the trainer, which is not installed: {line}", file=sys.stderr)
         raise SystemExit(2) from None
     importlib.import_module(module).main()

@@ -1,6 +1,7 @@
 """``vf-eval --check``: run `check_environment` on each environment, before the first request to a model.
 
-Builds the environments with the evaluation's arguments and settings. The checks themselves are in ``checks``.
+Then a short audit of each: a way to be paid without solving the task is a warning here; ``vf-audit`` says more. Builds
+the environments with the evaluation's arguments and settings. The checks themselves are in ``checks``.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.checks import CheckReport, check_environment
+from verifiers.checks import CheckReport, audit_environment, check_environment
 from verifiers.cli.evaluate.display import Display
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.planning import load
 from verifiers.data.messages import escape_control
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+
+AUDITED_ROWS = 4
+AUDIT_BUDGET_S = 20.0
 
 
 def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
@@ -27,9 +31,10 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
         arguments = one.settings.env_args, one.settings.extra_env_kwargs
         subjects.setdefault((one.env_id, repr(arguments)), _subject(one.env_id, one.settings))
     reports = [check_environment(subject) for subject in subjects.values()]
-    for report in reports:
+    for report, subject in zip(reports, subjects.values(), strict=True):
         if report.ok:
             _show(report, display)
+            _audit(subject, display)
     if refused := [report for report in reports if not report.ok]:
         raise ConfigError(
             "\n".join(["the check found errors; no evaluation was run", *map(str, refused)]),
@@ -47,6 +52,13 @@ def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environm
 
     build.__qualname__ = env_id
     return build
+
+
+def _audit(subject: str | Callable[[], Environment], display: Display) -> None:
+    report = audit_environment(subject, n=AUDITED_ROWS, search_steps=0, budget_s=AUDIT_BUDGET_S)
+    if report.errors:
+        found = "\n".join(f"  {finding}" for finding in report.errors)
+        display.warn(escape_control(f"{report.environment}: the audit found (vf-audit says more)\n{found}"))
 
 
 def _show(report: CheckReport, display: Display) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -73,6 +73,8 @@ class _Command:
         self.line, self.argv, self.report, self.out = line, argv, report, out
         self.command = line.command
         self.remaining: list[Prepared] = []
+        self.varied: list[Mapping[str, Any]] = []
+        """The combination of the ablation of each run in the report."""
 
     def run(self) -> None:
         """Run all steps in order. *Raises* the error of the first that fails."""
@@ -96,6 +98,11 @@ class _Command:
             prepared = _prepare_all(evaluations)
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)
+            if self.command.detect is not None:
+                from verifiers.cli.evaluate.detecting import detect_lines
+
+                self._print("detect", "\n".join(detect_lines(prepared, self.command.detect)))
+                return
             if self.command.dry_run:
                 self._print("plan", "\n".join(line for p in prepared for line in p.plan_lines()))
                 return
@@ -134,6 +141,7 @@ class _Command:
             while self.remaining:
                 await self._evaluate(self.remaining[0], display)
                 self.remaining = self.remaining[1:]
+            self._show_table()
         finally:
             await _close_all(everything, display)
 
@@ -181,16 +189,27 @@ class _Command:
 
     def _show(self, prepared: Prepared, results: Any, progress: Progress) -> None:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
+        from verifiers.runtime.redaction import redacted
 
         rates = throughput(progress.done - progress.resumed, progress.output_tokens, results.metadata["time"])
         facts = run_facts(results, throughput=rates, exported=self._export(prepared, results))
         self.report.runs.append(facts)
+        self.varied.append(redacted(prepared.evaluation.combination))
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
             notes = _notes(prepared, results)
             print_summary(results, facts, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
             self.out.flush()
+
+    def _show_table(self) -> None:
+        """All runs of the command, when there are several."""
+        if self.command.json or len(self.report.runs) < 2:
+            return
+        from verifiers.cli.evaluate.summary import print_table, table_rows
+
+        print(file=self.out)
+        print_table(table_rows(self.report.runs, self.varied), self.out)
 
     def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
         """Write the formats of ``--export``; format -> path. A failure is reported, and the run still counts."""
@@ -300,8 +319,8 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
     facts = results.metadata
     if not facts.num_rollouts:
         return None
-    if facts.avg_error > prepared.settings.max_error_rate:
-        return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
+    if facts.avg_error > (limit := prepared.settings.max_error_rate):
+        return f"{facts.avg_error:.0%} of the rollouts ended in an error; --max-error-rate allows {limit:.0%}"
     nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
     if nothing_scored and prepared.env.score_rollouts and prepared.env.has_reward:
         causes = unscored_by_function(results.outputs) | errors_by_cause(results.outputs)
@@ -316,6 +335,15 @@ def _notes(prepared: Prepared, results: Any) -> list[str]:
     notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
     if changed := results.metadata.changed_code:
         notes.append(f"{', '.join(changed)} changed between two sessions of this run: its mean is over both versions")
+    if cached := results.metadata.cached:
+        notes.append(
+            f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} replies are from the cache in "
+            f"{cached['folder']}; tokens and cost count them as if they had been sent"
+        )
+    if stopped := results.metadata.stopped:
+        from verifiers.runs.stopping import Decision
+
+        notes.append(Decision(**stopped).sentence())
     if facts := results.metadata.local_model:
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "

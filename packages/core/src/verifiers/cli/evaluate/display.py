@@ -47,13 +47,22 @@ def status_line(progress: Progress, now: float) -> str:
     if errors := progress.errors.total():
         most, count = progress.errors.most_common(1)[0]
         parts.append(f"{errors} {'error' if errors == 1 else 'errors'} ({count} × {most})")
-    if progress.output_tokens:
-        parts.append(f"{progress.output_tokens / elapsed:,.0f} tokens/s")
+    if tokens := progress.output_tokens + _running_tokens(progress):
+        parts.append(f"{tokens / elapsed:,.0f} tokens/s")
     if fresh and progress.done < progress.total:
-        parts.append(f"{duration((progress.total - progress.done) * elapsed / fresh)} left")
+        # from the newest finished rollout, so that the estimate falls while nothing finishes
+        per_rollout = max(progress.last_done - progress.started, 1e-9) / fresh
+        left = (progress.total - progress.done) * per_rollout - (now - progress.last_done)
+        parts.append(f"{duration(max(left, 0.0))} left")
     else:
         parts.append(duration(elapsed))
     return " · ".join(parts)
+
+
+def _running_tokens(progress: Progress) -> int:
+    """Tokens sampled so far by rollouts that have not finished."""
+    states = [state for _, state in progress.running.values() if state is not None]
+    return sum(state["usage"].get("output_tokens", 0) for state in states)
 
 
 def waiting_lines(progress: Progress, now: float) -> list[str]:

@@ -36,6 +36,8 @@ def resolve(line: CommandLine) -> list[Evaluation]:
         try:
             env_dir = values.get("env_dir_path", EvalSettings().env_dir_path)
             defaults, check_arguments = defaults_of(entry.env_id, env_dir, problems)
+            if values.keys() & {"until_half_width", "until_decided"}:
+                defaults = {**defaults, "num_examples": -1}  # the run decides how many it needs
             values = layered(defaults, values)
             check_arguments(values.get("env_args", {}))
             settings = from_run(EvalSettings(**values), values)

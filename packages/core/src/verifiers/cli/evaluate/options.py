@@ -12,7 +12,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,9 +20,13 @@ from typing import Annotated, Any, Literal
 from verifiers.cli.common.reader import Bounds, Fields, Form
 
 DEFAULT_ENV_DIR = "./environments"
-ClientType = Literal["openai_chat_completions", "openai_completions"]  # as in clients.protocol, slow to import
+CLIENT_TYPES = {  # as in clients.protocol, slow to import
+    "chat": "openai_chat_completions",
+    "completions": "openai_completions",
+    "responses": "openai_responses",
+    "messages": "anthropic_messages",
+}
 ExportFormat = Literal["parquet", "hf", "inspect"]  # as in exporting
-CLIENT_TYPES: tuple[str, ...] = typing.get_args(ClientType)
 EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
 
 
@@ -59,7 +63,16 @@ def _workers(value: object) -> int:
     return value
 
 
-def _table(value: object) -> dict[str, Any]:
+def _client_type(value: object) -> str:
+    name = str(value)
+    if name in CLIENT_TYPES.values():
+        return name
+    if name not in CLIENT_TYPES:
+        raise ValueError(f"must be {', '.join(CLIENT_TYPES)} or a full name ({', '.join(CLIENT_TYPES.values())})")
+    return CLIENT_TYPES[name]
+
+
+def json_table(value: object) -> dict[str, Any]:
     """A table, or a JSON object as text (JSON can express null, TOML cannot)."""
     if isinstance(value, str):
         try:
@@ -110,6 +123,16 @@ def _path_or_newest(value: object) -> str:
     return value
 
 
+def _reward_range(value: object) -> tuple[float, float]:
+    """``0,1`` or a list of two numbers."""
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        low, high = map(float, parts if isinstance(parts, list) else ())
+    except (TypeError, ValueError):
+        raise ValueError(f"must be two numbers, the lowest and the highest reward: 0,1; not {value!r}") from None
+    return low, high
+
+
 def _variable(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
@@ -117,13 +140,15 @@ def _variable(value: object) -> str:
 
 
 Text = Annotated[str, Form("TEXT", _text)]
+ClientType = Annotated[str, Form("|".join(CLIENT_TYPES), _client_type)]
 Variable = Annotated[str, Form("NAME", _variable)]
 RunPath = Annotated[str, Form("[PATH]", _path_or_newest)]
 Seconds = Annotated[float, Form("SECONDS", _seconds)]
 Workers = Annotated[int, Form("N|auto", _workers)]
-Table = Annotated[Mapping[str, Any], Form("JSON", _table)]
+Table = Annotated[Mapping[str, Any], Form("JSON", json_table)]
 Headers = Annotated[Mapping[str, str], Form('"Name: value"', _headers, repeats=True)]
 HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_state, repeats=True)]
+RewardRange = Annotated[Sequence[float], Form("LOW,HIGH", _reward_range)]
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
 Names = tuple[str, ...]
 Count = Annotated[int, Bounds(1)]
@@ -146,7 +171,7 @@ class EvalSettings:
         None
     )
     endpoints_path: Annotated[Text | None, Flag("-e --endpoints-path", "Registry of endpoint aliases.")] = None
-    api_client_type: Annotated[ClientType | None, Flag("--api-client-type", "How to call the endpoint.")] = None
+    api_client_type: Annotated[ClientType | None, Flag("--client --api-client-type", "The API of the endpoint.")] = None
     header: Annotated[Headers, Flag("--header", "Extra request header; may be repeated.")] = dataclasses.field(
         default_factory=dict
     )
@@ -166,6 +191,16 @@ class EvalSettings:
     rollouts_per_example: Annotated[Count, Flag("-r --rollouts-per-example", "Rollouts of each row.")] = 3
     shuffle: Annotated[bool, Flag("--shuffle/--no-shuffle", "Shuffle the rows before taking -n.")] = False
     shuffle_seed: Annotated[Integer, Flag("--shuffle-seed", "Seed of --shuffle.")] = 0
+    until_half_width: Annotated[
+        Annotated[float, Bounds(0.0)] | None,
+        Flag("--until-half-width", "Stop once the mean reward is known to X (95%); -n is then all rows, shuffled."),
+    ] = None
+    until_decided: Annotated[
+        Text | None, Flag("--until-decided", "Stop once the difference to the saved run in this folder is decided.")
+    ] = None
+    reward_range: Annotated[
+        RewardRange, Flag("--reward-range", "Lowest and highest reward, for the two options above.")
+    ] = (0.0, 1.0)
     seed: Annotated[Integer | None, Flag("--seed", "Seed of the run's sampling.")] = None
     max_tokens: Annotated[Count | None, Flag("-t --max-tokens", "Tokens per response.")] = None
     temperature: Annotated[Annotated[float, Bounds(0.0)] | None, Flag("-T --temperature", "Sampling temperature.")] = (
@@ -206,8 +241,18 @@ class EvalSettings:
     )
     max_error_rate: Annotated[
         Annotated[float, Bounds(0.0, 1.0)],
-        Flag("--max-error-rate", "Share of errors above which the exit code is 3."),
-    ] = 1.0
+        Flag("--max-error-rate", "Share of failed rollouts above which the exit code is 3."),
+    ] = 0.1
+    max_cost: Annotated[
+        Annotated[float, Bounds(0.0)] | None,
+        Flag("--max-cost", "The most US dollars that each run may cost, judges included, over all its sessions."),
+    ] = None
+    max_total_tokens: Annotated[
+        Count | None, Flag("--max-total-tokens", "The most tokens, read and sampled, that each run may take.")
+    ] = None
+    cache: Annotated[
+        Text | None, Flag("--cache", "Folder of replies: equal requests are answered from it, others stored there.")
+    ] = None
     output_dir: Annotated[Text | None, Flag("-o --output-dir", "Folder of the runs; default ./outputs.")] = None
     save_results: Annotated[
         bool, Flag("-s --save-results/--no-save --save-dataset", "Runs are saved unless --no-save.")
@@ -231,6 +276,12 @@ class EvalSettings:
         False
     )
     hf_hub_dataset_name: Annotated[Text | None, Flag("-D --hf-hub-dataset-name", "Name to publish them under.")] = None
+
+    @property
+    def order_seed(self) -> int | None:
+        """The seed of the shuffled rows; None for their own order."""
+        stops_early = self.until_half_width is not None or self.until_decided is not None
+        return self.shuffle_seed if self.shuffle or stops_early else None
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of the run; a setting of None is omitted, so the server's default applies."""
@@ -258,6 +309,10 @@ class CommandSettings:
         bool, Flag("--check", "Check each environment with scripted models first; its errors stop the command.")
     ] = False
     dump_config: Annotated[bool, Flag("--dump-config", "Print the resolved settings as TOML and stop.")] = False
+    detect: Annotated[
+        Annotated[float, Bounds(0.0)] | None,
+        Flag("--detect", "Say how many rows and rollouts show a difference of X between two runs, and stop."),
+    ] = None
     dry_run: Annotated[bool, Flag("--dry-run", "Show plan, first prompt and scoring; send no request.")] = False
     verbose: Annotated[bool, Flag("-v --verbose", "More messages; tracebacks of errors.")] = False
     quiet: Annotated[bool, Flag("-q --quiet", "Errors only, and the results.")] = False

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.cli.evaluate.exporting import check_formats
-from verifiers.cli.evaluate.models import Choice
+from verifiers.cli.evaluate.models import Choice, price_list
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.toml_args import environment_defaults
 from verifiers.data.messages import escape_control
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.runs.budget import check_limits
 from verifiers.runs.options import check_sampling, parse
 from verifiers.runs.run import Plan, Run, check_before_run, warn_of_fewer
 from verifiers.runtime.redaction import redacted
@@ -77,7 +78,14 @@ class Prepared:
             "rollout_timeout_s": settings.timeout,
             "abort_after": settings.abort_after,
             "seed": settings.seed,
-            "shuffle_seed": settings.shuffle_seed if settings.shuffle else None,
+            "shuffle_seed": settings.order_seed,
+            "until_half_width": settings.until_half_width,
+            "until_decided": settings.until_decided,
+            "reward_range": settings.reward_range,
+            "cache_dir": settings.cache,
+            "max_cost_usd": settings.max_cost,
+            "max_total_tokens": settings.max_total_tokens,
+            "prices": price_list(settings) if settings.max_cost is not None else None,
             "retry_errors": settings.retry_errors,
             "accept_changed_code": settings.accept_changed_code,
             "state_columns": settings.state_columns,
@@ -212,13 +220,13 @@ def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepare
     check_sampling(settings.sampling())
     warn_of_fewer(env, settings.num_examples)
     check_before_run(env, plan, options)
+    check_limits(options, choice.client, choice.model or "", {**env.sampling_args, **settings.sampling()})
     prepared.locate()
     return prepared
 
 
 def _plan(env: Environment, settings: EvalSettings) -> Plan:
-    seed = settings.shuffle_seed if settings.shuffle else None
-    examples = env.eval_table.take(settings.num_examples, seed)
+    examples = env.eval_table.take(settings.num_examples, settings.order_seed)
     return Plan(examples, [settings.rollouts_per_example] * len(examples))
 
 

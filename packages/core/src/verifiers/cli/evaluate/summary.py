@@ -18,8 +18,9 @@ from verifiers.cli.evaluate.display import duration
 SCHEMA = 1
 RUN_KEYS = (
     "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-    "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage cost_usd latency throughput seconds "
-    "resumed env_args sampling_args exported"
+    "reward_stderr success_metric avg_success success_stderr avg_metrics pass_at_k pass_at_k_interval pass_all_k "
+    "stop_conditions errors usage cost_usd latency throughput seconds resumed env_args sampling_args stopped spent "
+    "exported"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12
@@ -102,10 +103,13 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     plan = f"{facts['num_examples']} examples × {facts['rollouts_per_example']}"
     yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
     yield "sampling", _sampling(facts)
-    yield "reward", _mean(facts)
+    yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
+    if facts["avg_success"] is not None:
+        yield "success", f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}"
+    elif facts["avg_reward"] is not None:
+        yield "success", "not known: the reward is graded, and the rubric names no success metric (success=…)"
     if facts["pass_at_k"]:
-        threshold = f" (reward ≥ {facts['pass_threshold']:g})"
-        yield "pass@k", _by_k(facts["pass_at_k"]) + threshold
+        yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
         yield "pass^k", _by_k(facts["pass_all_k"])
     for name, value in facts["avg_metrics"].items():
         yield f"  {name}", _number(value)
@@ -119,6 +123,8 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
     if facts["cost_usd"] is not None:
         yield "cost", _dollars(facts["cost_usd"], facts["num_rollouts"])
+    if facts["spent"] is not None:
+        yield "spent", _spent(facts["spent"])
     if facts["latency"]["median_ms"] is not None:
         latency = {name: _seconds(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
         yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
@@ -129,11 +135,23 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
         yield "note", note
 
 
-def _mean(facts: Mapping[str, Any]) -> str:
-    if facts["avg_reward"] is None:
+def _mean(mean: float | None, stderr: float | None) -> str:
+    if mean is None:
         return "unknown"
-    stderr = f" ± {facts['reward_stderr']:.3f} (standard error)" if facts["reward_stderr"] is not None else ""
-    return f"{facts['avg_reward']:.3f}{stderr}"
+    return f"{mean:.3f}" + (f" ± {stderr:.3f} (standard error)" if stderr is not None else "")
+
+
+def _meaning_of_success(facts: Mapping[str, Any]) -> str:
+    """What counts as solved.
+
+    >>> _meaning_of_success({"success_metric": None, "pass_threshold": 0.5})
+    'solved = reward ≥ 0.5'
+    """
+    if facts["success_metric"] is not None:
+        return f"solved = {facts['success_metric']} is 1"
+    return (
+        "solved = reward is 1" if facts["pass_threshold"] is None else f"solved = reward ≥ {facts['pass_threshold']:g}"
+    )
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
@@ -152,8 +170,14 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-def _by_k(rates: Mapping[str, float | None]) -> str:
-    return "  ".join(f"{k}: {_number(rate)}" for k, rate in rates.items())
+def _by_k(rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+    """The rates by k, with their 95 % intervals in brackets.
+
+    >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)})
+    '1: 0.250 [0.10, 0.50]'
+    """
+    bounds = {k: f" [{low:.2f}, {high:.2f}]" for k, (low, high) in (intervals or {}).items()}
+    return "  ".join(f"{k}: {_number(rate)}{bounds.get(k, '')}" for k, rate in rates.items())
 
 
 def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
@@ -161,7 +185,8 @@ def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
     if not prompt and not sampled:
         return "not reported"
     per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
-    return f"{prompt:,} read, {sampled:,} sampled{per_rollout}"
+    cached = f" ({cached:,} from the cache)" if (cached := usage.get("cached_tokens")) else ""
+    return f"{prompt:,} read{cached}, {sampled:,} sampled{per_rollout}"
 
 
 def _dollars(cost: float, num_rollouts: int) -> str:
@@ -177,6 +202,16 @@ def _dollars(cost: float, num_rollouts: int) -> str:
     return f"{dollars(cost)} ({dollars(cost / num_rollouts)} per rollout)" if num_rollouts else dollars(cost)
 
 
+def _spent(spent: Mapping[str, Any]) -> str:
+    """What the run has spent over all sessions, and its limits."""
+    limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
+    limits += [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
+    of = f" of at most {' and '.join(limits)}" if limits else ""
+    lost = f", {spent['lost']} of them lost and counted in full" if spent["lost"] else ""
+    usd = f"${spent['usd']:.4f} and " if spent["max_cost_usd"] is not None or spent["usd"] else ""
+    return f"{usd}{spent['tokens']:,} tokens{of}, in {spent['requests']:,} requests{lost}"
+
+
 def _time(facts: Mapping[str, Any]) -> str:
     spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
     rates = facts["throughput"] or {}
@@ -190,6 +225,56 @@ def _time(facts: Mapping[str, Any]) -> str:
 
 def _seconds(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.0f} ms"
+
+
+# --- several runs -------------------------------------------------------------------------------------------------
+
+
+def table_rows(runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A heading and a row for each run: what varies among them, then reward, tokens, cost and time.
+
+    ``runs``: of `run_facts`; ``varied``: the combination of each run's ablation.
+    """
+    keys = ["env_id", "model", *dict.fromkeys(name for combination in varied for name in combination)]
+    named = [{"env_id": run["env_id"], "model": run["model"]} for run in runs]
+    values = [{**combination, **names} for combination, names in zip(varied, named, strict=True)]
+    differing = [key for key in keys if len({repr(value.get(key)) for value in values}) > 1] or ["env_id"]
+    costs = [run["cost_usd"] for run in runs]
+    has_cost = any(cost is not None for cost in costs)
+    cost_heading = ["cost"] if has_cost else []
+    rows = [[*differing, "reward ± standard error", "rollouts", "errors", "tokens", *cost_heading, "time"]]
+    for run, value in zip(runs, values, strict=True):
+        stderr = f" ± {run['reward_stderr']:.3f}" if run["reward_stderr"] is not None else ""
+        tokens = sum(count for name, count in run["usage"].items() if not name.startswith("final_"))
+        counts = [f"{run['num_rollouts']:,}", f"{run['num_errors']:,}", f"{tokens:,}" if tokens else "not reported"]
+        cost = [_cost(run["cost_usd"])] if has_cost else []
+        row = [_number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
+        rows.append([*(_cell(value.get(key)) for key in differing), *row])
+    if has_cost:
+        total = None if None in costs else math.fsum(costs)
+        seconds = math.fsum(run["seconds"] for run in runs)
+        rows.append(["total", *[""] * (len(differing) + 3), _cost(total), duration(seconds)])
+    return rows
+
+
+def _cost(usd: float | None) -> str:
+    return "unknown" if usd is None else _dollars(usd, 0)
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
+
+
+def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
+    """The rows in columns; numbers, which are all but the first column, are aligned right."""
+    from verifiers.data.messages import escape_control
+
+    cells = [[escape_control(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        first, *rest = (f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}" for n, (cell, width) in
+                        enumerate(zip(row, widths, strict=True)))  # fmt: skip
+        print("  ".join([first, *rest]).rstrip(), file=stream)
 
 
 # --- samples ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import importlib_metadata
 from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.completion import items, paths
 from verifiers.cli.install import installer
+from verifiers.cli.install.agents import install_agent
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
@@ -42,6 +43,7 @@ ABOUT = """Install an environment into this Python.
   vf-install ./environments/word_game
   vf-install math-python --repo https://example.org/environments.git
   vf-install --list
+  vf-install --agent codex
 
 ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is searched in --path, in the surrounding uv
 workspace, among the installed packages, and in the package index. A single file needs no installation: vf-eval FILE.py
@@ -53,6 +55,9 @@ def run(call: Call) -> None:
     """Install the environment. *Raises* ``UsageError``; ``RunError``: a tool or an import failed."""
     if call.options["list"]:
         _list(call)
+        return
+    if call.options["agent"]:
+        install_agent(call, call.options["agent"])
         return
     request = _request(call)
     choice = choose(request)
@@ -78,9 +83,27 @@ def run(call: Call) -> None:
             f"{package.distribution or request.text}"
         )
     resolved, *_ = check_installed(package.env_ids)
+    if resolved.distribution:
+        command += _add_extras(call, tool, resolved.distribution)
     if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
         raise RunError(f"version {package.version} was requested, and {resolved.version} was installed")
     _print_result(call, resolved, command, "is installed and imports")
+
+
+def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
+    """Install the extras of ``verifiers`` that the package asks for; returns the command, to be appended.
+
+    Says where the package requires another version of it.
+    """
+    for one in installer.unmet_by_library(distribution):
+        version = installer.library_version()
+        call.note(f"vf-install: {distribution} requires {one}; verifiers {version} takes its place")
+    extras = installer.lacking_extras(distribution)
+    if not extras:
+        return ""
+    finished, command = _run_all(call, [(tool.install(*extras), False)])
+    finished.check()
+    return f" && {command}"
 
 
 def _plain(version: str) -> str:
@@ -112,9 +135,19 @@ def _install_first(call: Call, tool: Installer, request: Request, packages: Sequ
 
 
 def _install(call: Call, tool: Installer, request: Request, package: Package) -> tuple[Finished, str]:
-    """Run a package's commands, up to the first that fails."""
+    """Run a package's commands, up to the first that fails; returns its outcome, and the commands as one line."""
+    finished, commands = _run_all(call, _commands(tool, request, package))
+    if finished.refuses_library and package.distribution and not tool.is_uv:
+        finished, commands = _run_all(call, [(tool.install_without_dependencies(*package.requirement), False)])
+        if finished.code == 0:
+            finished, others = _run_all(call, [(tool.dependencies_of(package.distribution), False)])
+            commands = f"{commands} && {others}"
+    return finished, commands
+
+
+def _run_all(call: Call, commands: Sequence[tuple[list[str], bool]]) -> tuple[Finished, str]:
+    """Run commands up to the first that fails."""
     finished: Finished | None = None
-    commands = _commands(tool, request, package)
     for command, one_index in commands:
         call.note(f"+ {installer.command_line(command)}")
         finished = installer.run(command, echo=_echo(call), one_index=one_index)
@@ -239,17 +272,34 @@ def _list(call: Call) -> None:
     if call.words:
         raise ConfigError(f"--list takes no environment, not {' '.join(call.words)}")
     infos = registry.list_environments()
-    call.facts["environments"] = [{"id": i.id, "version": i.version, "distribution": i.distribution} for i in infos]
+    audits = {info.id: _audit_of(info.id) for info in infos}
+    call.facts["environments"] = [
+        {"id": i.id, "version": i.version, "distribution": i.distribution, "audit": audits[i.id]} for i in infos
+    ]
     width = max((len(info.id) for info in infos), default=0)
     versions = max((len(info.version) for info in infos), default=0)
+    names = max((len(info.distribution) for info in infos), default=0)
     for info in infos:
-        call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution}")
+        audit = audits[info.id] or "not audited"
+        call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution:<{names}}  {audit}")
     if not infos:
         call.note("vf-install: no environment is installed")
     broken = registry.broken_environments()
     call.facts["broken"] = [{"id": one.name, "path": one.place, "reason": one.reason} for one in broken]
     for one in broken:
         call.note(f"broken: {one.name or 'environments'} of {one.place}: {one.reason}")
+
+
+def _audit_of(env_id: str) -> str | None:
+    """The certificate of an environment in words; None without one."""
+    from verifiers.checks.audit.certificate import read_certificate
+    from verifiers.errors import UsageError
+
+    try:
+        certificate = read_certificate(env_id)
+    except UsageError:  # two distributions offer it, or a local file hides it: the list says no more about it
+        return None
+    return None if certificate is None else str(certificate)
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -283,6 +333,11 @@ COMMAND = SmallCommand(
             ["-y", "--yes"], is_flag=True, help="Install a package that declares no environment, without asking."
         ),
         click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
+        click.Option(
+            ["--agent"],
+            metavar="NAME",
+            help="Install an agent program (NAME or NAME@VERSION) into a folder of its own.",
+        ),
         click.Option(["--list"], is_flag=True, help="List the installed environments and exit."),
         click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."),
     ],

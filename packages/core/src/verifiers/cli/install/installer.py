@@ -1,8 +1,10 @@
 """Run the Python installer: ``uv pip`` where uv is available, else ``pip``, into this interpreter's environment.
 
-Every command pins ``verifiers`` to the running version, so that the installer rejects a package that requires another
-one instead of replacing the running library; for the same reason an environment variable makes uv ignore a package's
-``[tool.uv.sources]`` for ``verifiers``. ``sources`` chooses the packages.
+The running ``verifiers`` satisfies every requirement of that name, since packages written for other versions run under
+it and the index's ``verifiers`` is another project: every command pins it to its version, uv gets that version as an
+override of what packages require (``library_overrides``) and ignores their ``[tool.uv.sources]`` for it. pip has no
+overrides; a package that it refuses for that reason is installed without its dependencies, and these after it.
+``sources`` chooses the packages.
 """
 
 from __future__ import annotations
@@ -15,14 +17,21 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import importlib_metadata
 
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_lines
+from verifiers.runtime.folders import user_cache_folder
+from verifiers.runtime.install_lines import CORE, install_line
+from verifiers.storage.files import atomic_write
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 MAX_LAST_LINES = 15
 """Output lines of a failed installer that its error message contains."""
@@ -52,6 +61,11 @@ class Finished:
         )
 
     @property
+    def refuses_library(self) -> bool:
+        """Whether pip failed because a package requires another version of ``verifiers``."""
+        return self.code != 0 and bool(re.search(r"depends on verifiers(?![\w-])", self.text))
+
+    @property
     def lacks_wheel(self) -> bool:
         """Whether it failed because the package has only source distributions."""
         return self.code != 0 and bool(re.search(r"no usable wheels?|building from source is disabled", self.text))
@@ -78,16 +92,26 @@ class Installer:
         flags: list[str] = []
         if upgrade:
             flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade] if self.is_uv else ["--upgrade"]
-        return [*self.prefix, *flags, *requirements, *_this_library()]
+        overrides = ["--overrides", str(library_overrides())] if self.is_uv and _this_library() else []
+        return [*self.prefix, *flags, *requirements, *_this_library(), *overrides]
 
-    def install_without_dependencies(self, requirement: str) -> list[str]:
+    def dependencies_of(self, distribution: str) -> list[str]:
+        """The command that installs what an installed distribution requires beside ``verifiers``; for pip."""
+        others = [str(one) for one in _requirements(distribution) if not _is_library(one)]
+        return [*self.prefix, *others, *_this_library()]
+
+    def install_without_dependencies(self, *requirement: str) -> list[str]:
         """The command that installs one package without its dependencies."""
-        return [*self.prefix, "--no-deps", requirement]
+        return [*self.prefix, "--no-deps", *requirement]
 
     def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
         """The command that installs one package from one index only, without its dependencies."""
         only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
         return [*self.prefix, "--no-deps", *only, index_url, *(["--upgrade"] if upgrade else []), requirement]
+
+    def into(self, folder: str, *requirements: str) -> list[str]:
+        """The command that installs packages with their dependencies into ``folder``, apart from this Python."""
+        return [*self.prefix, "--target", folder, *requirements]
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
         """The command that unpacks a wheel into ``folder`` without running its code."""
@@ -163,15 +187,79 @@ def installed_library() -> str:
     except importlib_metadata.PackageNotFoundError:
         raise ConfigError(
             f"verifiers runs from its source folder and is not installed in {sys.executable}, so an installer would "
-            "fetch another library of this name from the index; install it first: uv pip install -e packages/core"
+            f"fetch another library of this name from the index; install it first: {install_line('verifiers')}"
         ) from None
     texts = (library.read_text(name) or "" for name in ("direct_url.json", "RECORD"))
     return "\n".join([library.version, *texts])
 
 
+def library_overrides() -> Path:
+    """A file for ``uv pip install --overrides``: the running ``verifiers``, whatever packages require.
+
+    It is in the user's cache, so that a printed command can be repeated. *Raises* ``ConfigError``.
+    """
+    (pin,) = _this_library()
+    path = user_cache_folder() / "install" / f"{pin.replace('==', '-')}.txt"
+    try:
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, f"{pin}\n".encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, which the installer reads, cannot be written: {error}; set XDG_CACHE_HOME", path=str(path)
+        ) from error
+    return path
+
+
+def library_version() -> str:
+    """The version of the running ``verifiers``. *Raises* ``PackageNotFoundError`` when it is not installed."""
+    return str(importlib_metadata.version(CORE))
+
+
+def unmet_by_library(distribution: str) -> list[Requirement]:
+    """Requirements on ``verifiers`` of an installed distribution that exclude the running version."""
+    version = library_version()
+    return [one for one in _requirements(distribution) if _is_library(one) and version not in one.specifier]
+
+
+def lacking_extras(distribution: str) -> list[str]:
+    """What this Python lacks of the extras of ``verifiers`` that an installed distribution requires.
+
+    An override of uv names no extras, so they are left out at first.
+    """
+    extras = {extra for one in _requirements(distribution) if _is_library(one) for extra in one.extras}
+    usual = {str(one) for one in _requirements(CORE)}
+    added = {str(one): one for extra in sorted(extras) for one in _requirements(CORE, extra)}
+    return [text for text, one in added.items() if text not in usual and not _is_satisfied(one)]
+
+
+def _requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
+    """What an installed distribution requires on this machine, with one of its extras."""
+    from packaging.requirements import Requirement
+
+    for text in importlib_metadata.distribution(distribution).requires or ():
+        one = Requirement(text)
+        if one.marker is None or one.marker.evaluate({"extra": extra}):
+            one.marker = None
+            yield one
+
+
+def _is_satisfied(requirement: Requirement) -> bool:
+    try:
+        return importlib_metadata.version(requirement.name) in requirement.specifier
+    except importlib_metadata.PackageNotFoundError:
+        return False
+
+
+def _is_library(requirement: Requirement) -> bool:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(requirement.name) == CORE
+
+
 def _this_library() -> list[str]:
     try:
-        return [f"verifiers=={importlib_metadata.version('verifiers')}"]
+        return [f"{CORE}=={library_version()}"]
     except importlib_metadata.PackageNotFoundError:  # run from its source folder
         return []
 

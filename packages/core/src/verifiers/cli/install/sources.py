@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import importlib_metadata
-
 from verifiers.cli.install.installer import without_logins
 from verifiers.cli.install.project_files import Project, find_workspace, is_project, project_of, read_project
 from verifiers.environments import registry
@@ -28,6 +26,7 @@ from verifiers.environments.local_sources import PYPROJECT, at_path, in_folder, 
 from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.bounded import TooLong, run_captured
+from verifiers.runtime.install_lines import repository_url
 from verifiers.runtime.suggest import close_matches, closest
 
 PARENTS = ("packages/envs", "environments")
@@ -287,16 +286,13 @@ def git_url(text: str) -> str:
 
 
 def _default_url() -> str:
-    """The repository of the installed library. *Raises* ``ConfigError`` when its metadata names none."""
-    try:
-        urls = importlib_metadata.metadata("verifiers").get_all("Project-URL") or []
-    except importlib_metadata.PackageNotFoundError:
-        urls = []
-    for entry in urls:
-        label, _, url = entry.partition(",")
-        if label.strip().lower() in ("repository", "source", "source code") and _URL.fullmatch(url.strip()):
-            return str(url).strip()
-    raise ConfigError("the metadata of the installed verifiers names no repository; name one with --repo URL")
+    """The repository of the installed library. *Raises* ``ConfigError`` when it is unknown."""
+    if (url := repository_url()) is None:
+        raise ConfigError(
+            "--from-repo needs the repository of verifiers, which neither the metadata of the installed one nor the "
+            "place that it came from names; name it with --repo URL"
+        )
+    return url
 
 
 @contextmanager

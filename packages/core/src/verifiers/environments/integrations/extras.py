@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Extra:
     """An optional dependency, for example ``Extra("gym", "gymnasium", "Gymnasium")``."""
 
     name: str
-    """In ``pip install 'verifiers[name]'``."""
+    """The extra of ``verifiers`` that installs it."""
     package: str
     """Name of the package to import."""
     title: str
@@ -34,7 +35,7 @@ class Extra:
 
     def is_missing_for(self, user: str) -> str:
         """Return the error message for a missing library."""
-        return f"{user} needs {self.title}, which is not installed: pip install 'verifiers[{self.name}]'"
+        return f"{user} needs {self.title}, which is not installed: {install_line('verifiers', self.name)}"
 
     def load(self, user: str) -> ModuleType:
         """Import the package. *Raises* ConfigError when it is not installed, its own error when it is broken."""

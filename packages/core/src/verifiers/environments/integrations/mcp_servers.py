@@ -2,7 +2,8 @@
 
 Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is restarted by the next
 call, once per call; a call interrupted by its death is repeated, so a server may see a call twice. A server sees ``HOME
-LOGNAME PATH SHELL TERM USER`` and the variables of its ``ServerSpec``.
+LOGNAME PATH SHELL TERM USER`` and the variables of its ``ServerSpec``; one whose message is longer than
+``MAX_MESSAGE_BYTES`` counts as dead. It ends with the processes that it started.
 
 The connections belong to an event loop in a dedicated thread, because each blocking call of an environment has its own
 loop that ends with the call. Models and messages are in ``mcp``. A child process is not a sandbox.
@@ -11,14 +12,18 @@ loop that ends with the call. Models and messages are in ``mcp``. A child proces
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
+import subprocess
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, size_text
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.suggest import check_keywords
 
@@ -27,6 +32,10 @@ FIELDS = ("name", "command", "args", "env", "description")
 STOP_LIMIT_S = 10.0
 MAX_STDERR_BYTES = 4000
 """Bytes of the end of the stderr of a server to keep for error messages."""
+MAX_MESSAGE_BYTES = MAX_OUTPUT_BYTES
+"""Longest message of a server, which is a line of its stdout."""
+EXIT_LIMIT_S = 2.0
+"""Seconds that a server may take to exit when its stdin is closed, and again after SIGTERM."""
 log = logging.getLogger("verifiers.mcp")
 
 
@@ -161,6 +170,7 @@ class _Server:
         self._starting: asyncio.Task[_Connection] | None = None
         self._has_run = False
         self._stderr = b""
+        self._fault = ""
 
     async def connection(self) -> _Connection:
         """Return the running server, starting it if needed. *Raises* ConfigError, on a restart InfraError."""
@@ -193,7 +203,7 @@ class _Server:
             await self._end(running)
         raise InfraError(
             f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a "
-            f"restart{self._stderr_text()}"
+            f"restart{self._fault}{self._stderr_text()}"
         ) from death
 
     async def stop(self) -> None:
@@ -224,21 +234,19 @@ class _Server:
             failure = InfraError if self._has_run else ConfigError
             what = f"no answer within {self.start_limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
             raise failure(
-                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._stderr_text()}"
+                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._fault}"
+                f"{self._stderr_text()}"
             ) from error
         self._has_run = True
         return connection
 
     async def _live(self, connection: _Connection, ready: asyncio.Future[None]) -> None:
         """Run the server until ``connection.ended``; an error of the start goes to ``ready``."""
-        from mcp import ClientSession, StdioServerParameters
-        from mcp.client.stdio import stdio_client
+        from mcp import ClientSession
 
-        spec = self.spec
         try:
-            parameters = StdioServerParameters(command=spec.command, args=list(spec.args), env=dict(spec.env))
             async with _Stderr(self) as stderr:
-                async with stdio_client(parameters, errlog=stderr) as streams, ClientSession(*streams) as session:
+                async with self._process(stderr) as streams, ClientSession(*streams) as session:
                     try:
                         async with asyncio.timeout(self.start_limit_s):
                             await session.initialize()
@@ -253,12 +261,93 @@ class _Server:
             if not ready.done():
                 ready.set_exception(error)
             else:
-                log.warning("the connection to the MCP server %r ended: %s", spec.name, error)
+                log.warning("the connection to the MCP server %r ended: %s", self.spec.name, error)
+
+    @contextlib.asynccontextmanager
+    async def _process(self, stderr: Any) -> AsyncIterator[tuple[Any, Any]]:
+        """(messages of a new process of the server, messages to it).
+
+        The protocol's library has a transport for it, whose reader holds a line of any length.
+        """
+        import anyio
+        from mcp.client.stdio import get_default_environment
+
+        self._fault = ""
+        process = await asyncio.create_subprocess_exec(
+            self.spec.command,
+            *self.spec.args,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=get_default_environment() | dict(self.spec.env),
+            start_new_session=True,
+            limit=MAX_MESSAGE_BYTES,
+        )
+        arrived, incoming = anyio.create_memory_object_stream[Any](0)
+        outgoing, given = anyio.create_memory_object_stream[Any](0)
+        tasks = [
+            asyncio.ensure_future(self._read(process.stdout, arrived)),
+            asyncio.ensure_future(_write(process.stdin, given, arrived)),
+        ]
+        try:
+            yield incoming, outgoing
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for stream in (arrived, incoming, outgoing, given):
+                stream.close()
+            await _end_process(process, 0.0 if self._fault else EXIT_LIMIT_S)
+
+    async def _read(self, stdout: Any, arrived: Any) -> None:
+        """Forward the server's messages until it closes its stdout or one is too long."""
+        import anyio
+        import mcp_types
+        from mcp.shared.message import SessionMessage
+
+        with arrived, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                try:
+                    line = await stdout.readuntil(b"\n")
+                except asyncio.IncompleteReadError:
+                    return
+                except asyncio.LimitOverrunError:
+                    self._fault = f"; it sent a message longer than {size_text(MAX_MESSAGE_BYTES)}"
+                    return
+                try:
+                    await arrived.send(SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line)))
+                except ValueError as error:
+                    await arrived.send(error)
 
     def _stderr_text(self) -> str:
         """Return the end of the stderr of the server, for the end of an error message."""
         text = redacted_text(self._stderr.decode(errors="replace")).strip()
         return f"; its stderr ends:\n{text[-1000:]}" if text else ""
+
+
+async def _write(stdin: Any, given: Any, arrived: Any) -> None:
+    """Forward messages to the server; when it takes no more, its side counts as closed too."""
+    with contextlib.suppress(OSError):
+        async for message in given:
+            stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            await stdin.drain()
+        return
+    arrived.close()
+
+
+async def _end_process(process: Any, limit_s: float) -> None:
+    """Close the stdin of a server; then SIGTERM and SIGKILL to all that it started, each after ``limit_s``."""
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), limit_s)
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    with contextlib.suppress(ProcessLookupError):  # what it started, and left behind
+        os.killpg(process.pid, signal.SIGKILL)
+    process._transport.close()
 
 
 async def _all_tools(session: Any) -> list[Any]:

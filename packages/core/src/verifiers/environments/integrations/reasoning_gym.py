@@ -65,6 +65,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator and for a
     configuration that a generator refuses.
+
+    A question counts as solved at a score of 1 (``pass_threshold``): many generators pay part of it for a wrong answer.
     """
 
     @spell_out(QuestionOptions, SingleTurnEnv.__init__)
@@ -94,6 +96,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         self._generator_lock = threading.Lock()
         self._entry = functools.lru_cache(maxsize=MAX_CACHED_ENTRIES)(self._generate)
         train, evaluation = range(num_train_examples), range(num_train_examples, self._common["size"])
+        parameters.setdefault("pass_threshold", 1.0)
         super().__init__(
             dataset=(lambda: [self._row(i) for i in train]) if train else None,
             eval_dataset=(lambda: [self._row(i) for i in evaluation]) if evaluation else None,

@@ -63,7 +63,8 @@ class TextArenaEnv(MultiTurnEnv):
     the rules of the game for invalid moves apply. ``feedback_fn(text)`` returns the user message for the output of the
     game since the last move (only the new part, where the game repeats its history). ``rubric`` defaults to the reward
     of the game. The default ``system_prompt`` describes the format of the parser; ``""`` sets none. Reward functions
-    read the finished game from ``state["ta_env"]``. Further parameters are those of ``MultiTurnEnv``.
+    read the finished game from ``state["ta_env"]``. A game counts as won at a reward of 1 (``pass_threshold``): many
+    games pay part of it for coming close, and some for wrong moves. Further parameters are those of ``MultiTurnEnv``.
 
     *Raises* ConfigError when TextArena is not installed, the game is unknown, or a setting is invalid; at the first
     rollout for a game that cannot be created or is for several players.
@@ -90,6 +91,7 @@ class TextArenaEnv(MultiTurnEnv):
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
             train, evaluation = episode_rows(num_train_examples, num_eval_examples, seed)
             parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+        parameters.setdefault("pass_threshold", 1.0)
         super().__init__(
             system_prompt=format_prompt(parser) if system_prompt is None else system_prompt,
             parser=parser,

@@ -17,6 +17,7 @@ from verifiers.errors import ConfigError, WorkerLost
 from verifiers.runs.workers.channels import GRACE_S
 from verifiers.runs.workers.messages import Message
 from verifiers.runs.workers.serving import serve
+from verifiers.runtime.install_lines import install_line
 
 _JOIN_LOCK = threading.Lock()
 """Workers open concurrently; the cluster must be joined once."""
@@ -41,7 +42,7 @@ class RayChannel:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError('worker_backend="ray" needs Ray: pip install "verifiers[ray]"') from error
+            raise ConfigError(f'worker_backend="ray" needs Ray: {install_line("verifiers", "ray")}') from error
         await asyncio.to_thread(_join_cluster, ray)
         actor = ray.remote(_Actor).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote()
         return cls(ray, actor)

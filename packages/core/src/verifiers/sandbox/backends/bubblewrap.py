@@ -1,10 +1,10 @@
 """Sandboxes in Linux namespaces, set up by bubblewrap (https://github.com/containers/bubblewrap).
 
-One zygote per list of packages runs in an outer sandbox that bubblewrap creates: no network, no host files but
-interpreter, system programs and those packages (all read-only), an empty environment. Each session is a fork of it in
-separate namespaces (user, mount, PID, network, IPC, host name), with its own files in memory, no capability, a
-system-call filter and limits; it cannot create further namespaces. Opening a session costs a fork, not the start of an
-interpreter.
+One zygote per list of packages and mounts runs in an outer sandbox that bubblewrap creates: no network, no host files
+but interpreter, system programs, those packages and mounts (all read-only), an empty environment. Each session is a
+fork of it in separate namespaces (user, mount, PID, network, IPC, host name), with its own files in memory, no
+capability, a system-call filter and limits; it cannot create further namespaces. Opening a session costs a fork, not
+the start of an interpreter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bubblewrap:
     """A ``SandboxBackend``."""
 
     name = "bubblewrap"
-    capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation"})
+    capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation", "mounts", "root"})
 
     def __init__(self, command: str = "bwrap"):
         self._command = command
@@ -54,7 +54,8 @@ class Bubblewrap:
         if spec.network:
             raise ConfigError("The sandbox 'bubblewrap' has no network; leave network=False or use a remote backend")
         require(spec.packages)
-        zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages))
+        mounts = tuple(spec.mounts.items())
+        zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages), mounts)
         return await Session.open(spec, _Namespaces(spec, zygote))
 
     def _path(self) -> str:
@@ -87,8 +88,10 @@ class _Namespaces:
             "file_mb": max(1, min(spec.file_mb, spec.memory_mb)),
             "num_processes": spec.num_processes,
             "cpu_s": spec.cpu_s,
+            "limit_address_space": spec.limit_address_space,
             "env": dict(spec.env),
             "working_dir": spec.working_dir,
+            "writable_root": spec.writable_root,
         }
         self._zygote = zygote
         self._control: socket.socket | None = None

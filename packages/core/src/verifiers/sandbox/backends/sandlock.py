@@ -56,6 +56,8 @@ class Sandlock:
         return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
+        spec.refuse_root(self.name)
+        spec.refuse_mounts(self.name)
         if spec.network:
             raise ConfigError("The sandbox 'sandlock' has no network; leave network=False or use a remote backend")
         if importlib.util.find_spec("sandlock") is None:

@@ -41,6 +41,8 @@ class UnsafeSubprocess:
         return Availability(True, "a child process can always be started; it provides no isolation")
 
     async def open(self, spec: SandboxSpec) -> Session:
+        spec.refuse_root(self.name)
+        spec.refuse_mounts(self.name)
         require(spec.packages)
         if not self._warned:
             self._warned = True

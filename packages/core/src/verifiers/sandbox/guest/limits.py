@@ -17,7 +17,8 @@ def lower(name: int, value: int) -> None:
 
 def apply(settings: dict[str, Any], current_bytes: int) -> None:
     """Limit address space (``memory_mb`` above ``current_bytes``), file size in MB and CPU time in seconds."""
-    lower(resource.RLIMIT_AS, settings["memory_mb"] * MIB + current_bytes)
+    if settings.get("limit_address_space", True):
+        lower(resource.RLIMIT_AS, settings["memory_mb"] * MIB + current_bytes)
     lower(resource.RLIMIT_FSIZE, settings["file_mb"] * MIB)
     lower(resource.RLIMIT_CORE, 0)
     cpu_s = max(1, round(settings["cpu_s"]))

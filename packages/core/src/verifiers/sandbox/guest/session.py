@@ -13,7 +13,7 @@ import select
 import socket
 from typing import Any
 
-from . import kernel
+from . import kernel, root
 from .supervisor import TICK_S, Supervisor, restrict
 
 ROOT = "/sandbox"
@@ -59,6 +59,9 @@ def _mount_files(settings: dict[str, Any]) -> None:
         file.write("0")
     socket.sethostname("sandbox")
     kernel.raise_loopback()
+    if settings["writable_root"]:
+        os.mkdir(f"{ROOT}/root", 0o755)
+        root.enter(f"{ROOT}/root", {"/tmp": f"{ROOT}/tmp", HOME: HOME})
     os.chdir(HOME)
 
 

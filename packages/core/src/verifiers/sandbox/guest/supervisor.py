@@ -36,6 +36,8 @@ class Supervisor:
         self._is_pid_1 = os.getpid() == 1
         self._worker: int | None = None
         self._cause: str | None = None
+        self._has_run = False
+        """Whether a worker was started before."""
         self._own_kb = _proportional_kb(os.getpid())
 
     @property
@@ -50,7 +52,8 @@ class Supervisor:
         if not self._worker:
             for fd in close_fds:
                 os.close(fd)
-            _run_worker(connection, area_fd, self._settings)
+            _run_worker(connection, area_fd, self._settings, self._has_run)
+        self._has_run = True
 
     def kill(self) -> None:
         """Kill every process but this one."""
@@ -65,10 +68,13 @@ class Supervisor:
         self._worker = None
 
     def reap(self) -> None:
-        """Collect processes that have ended."""
+        """Collect processes that have ended. A worker takes all others with it: one may hold its connection open."""
+        had_worker = self._worker is not None
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._note_end(*ended)
+        if had_worker and self._worker is None:
+            self.kill()
 
     def await_worker(self) -> None:
         """Wait for a worker that closed its connection; kill it after ``ENDING_TICKS``."""
@@ -183,7 +189,22 @@ def _proportional_kb(pid: int) -> int:
         return _resident_kb(pid)
 
 
-def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any]) -> None:
+def _enter_folder(settings: dict[str, Any], has_run: bool) -> None:
+    """Enter the working folder. Code that has run may have replaced it by a link or a file: then the home, or the root.
+
+    *Raises* OSError when no code has run and the folder cannot be created.
+    """
+    for folder in (settings["working_dir"] or settings["home"], settings["home"], "/"):
+        try:
+            os.makedirs(folder, exist_ok=True)
+            return os.chdir(folder)
+        except OSError:
+            if not has_run:
+                raise
+    return None
+
+
+def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any], has_run: bool) -> None:
     """The worker's main function, after the fork. Does not return."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
@@ -191,9 +212,7 @@ def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any
             file.write("900")  # the kernel's OOM killer selects workers first
         os.setsid()
         os.environ.update(settings["env"])
-        folder = settings["working_dir"] or settings["home"]
-        os.makedirs(folder, exist_ok=True)
-        os.chdir(folder)
+        _enter_folder(settings, has_run)
         sys.path.insert(0, "")
         worker.reseed()
         server = worker.Worker(connection, area_fd, settings)

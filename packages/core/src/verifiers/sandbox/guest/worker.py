@@ -32,6 +32,13 @@ class Worker:
         self._max_file = settings["max_file_bytes"]
         self._interpreter = Interpreter()
         sys.modules["__main__"] = self._interpreter.main
+        os.register_at_fork(after_in_child=self._disconnect)
+
+    def _disconnect(self) -> None:
+        """In a child that the code forks: give up the connection, which would outlive the worker in a daemon."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self._connection.fileno(), inheritable=False)
+        os.close(null)
 
     def serve(self) -> None:
         stream = self._connection.makefile("rb")

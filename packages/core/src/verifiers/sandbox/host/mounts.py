@@ -12,11 +12,13 @@ import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from verifiers.errors import ConfigError
 from verifiers.sandbox import guest
 from verifiers.sandbox.guest import launch
 from verifiers.sandbox.host.packages import folders
 
 PYTHON = "/opt/python"
+LIBRARIES = f"{PYTHON}/lib"
 PACKAGES = "/opt/packages"
 INSIDE = "/opt/sandbox"
 GUEST = Path(guest.__file__).parent
@@ -71,8 +73,11 @@ class Mounts:
         return sorted(folder for folder in above if not any(_is_below(folder, mounted) for mounted in self.visible))
 
 
-def mounts(packages: tuple[str, ...]) -> Mounts:
-    """The mounts of a sandbox with these packages. *Raises* ConfigError for one that is not installed."""
+def mounts(packages: tuple[str, ...], further: tuple[tuple[str, str], ...] = ()) -> Mounts:
+    """The mounts of a sandbox with these packages, and ``further`` ones: (path inside, path of the host).
+
+    *Raises* ConfigError for a package that is not installed, and for a path of the host that does not exist.
+    """
     result = Mounts()
     for path in SYSTEM:
         if os.path.exists(path):
@@ -87,6 +92,10 @@ def mounts(packages: tuple[str, ...]) -> Mounts:
     for name, installed in folders(packages).items():
         result.visible[f"{PACKAGES}/{name}"] = installed.resolve()
     result.visible[f"{INSIDE}/guest"] = GUEST
+    for inside, outside in further:
+        if not os.path.exists(outside):
+            raise ConfigError(f"The sandbox is to mount {outside}, which does not exist", path=outside)
+        result.visible[inside] = Path(outside).resolve()
     return result
 
 
@@ -100,9 +109,23 @@ def _add_python(result: Mounts) -> None:
     result.hidden += [f"{inside}/{path.relative_to(standard)}" for path in _installed_packages(standard)]
     for name in {"python", "python3"} - {executable.name}:
         result.links[f"{PYTHON}/bin/{name}"] = executable.name
-    shared = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
-    if sysconfig.get_config_var("Py_ENABLE_SHARED") and shared.is_file():
-        result.visible[f"{PYTHON}/lib/{shared.name}"] = shared.resolve()
+    shared = _shared_library()
+    if shared is not None:
+        result.visible[f"{LIBRARIES}/{shared.name}"] = shared.resolve()
+
+
+def variables() -> dict[str, str]:
+    """The variables of the code: ``ENVIRONMENT``, and where the interpreter finds its own library if it has one.
+
+    The path that is compiled into it is one of the host; elsewhere it would load the system's library of that name.
+    """
+    return ENVIRONMENT | ({} if _shared_library() is None else {"LD_LIBRARY_PATH": LIBRARIES})
+
+
+def _shared_library() -> Path | None:
+    """The library of an interpreter that was built as one."""
+    path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
+    return path if sysconfig.get_config_var("Py_ENABLE_SHARED") and path.is_file() else None
 
 
 def _installed_packages(folder: Path) -> list[Path]:

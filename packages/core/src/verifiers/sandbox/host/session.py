@@ -108,6 +108,14 @@ class Session:
     async def write_file(self, path: str, data: bytes | str) -> None:
         await self._file({"op": "write", "path": os.fspath(path)}, data.encode() if isinstance(data, str) else data)
 
+    async def restart(self) -> None:
+        async with self._lock:
+            await self._usable()
+            self._drop_channel()
+            self._processes.kill()
+            await self._processes.ended()
+            await self._replace()
+
     async def reset(self) -> None:
         async with self._lock:
             await self._usable()

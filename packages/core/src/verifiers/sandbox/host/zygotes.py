@@ -1,4 +1,4 @@
-"""Zygotes: one warm process per list of packages, inside an outer bubblewrap sandbox, that forks sessions.
+"""Zygotes: one warm process per list of packages and mounts, inside an outer bubblewrap sandbox, that forks sessions.
 
 A zygote ends with this process, even after SIGKILL: its control connection closes, and the kernel kills it when the
 thread that started it ends. That thread lives as long as this process, so one zygote serves every event loop.
@@ -25,7 +25,7 @@ from typing import Any
 from verifiers.errors import ConfigError, SandboxUnavailable
 from verifiers.sandbox.guest import launch
 from verifiers.sandbox.host import mounts
-from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST
+from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST, variables
 from verifiers.sandbox.host.packages import import_names
 
 READY_S = 120.0
@@ -33,18 +33,20 @@ HOST_UIDS = (65534, 1)
 """User ids of the host that code runs as when this process is root: nobody, or 1 where nobody is not mapped."""
 MOUNT_POINTS = ("/tmp", "/sandbox", "/etc")
 
-_zygotes: dict[tuple[str, tuple[str, ...]], Zygote] = {}
+Further = tuple[tuple[str, str], ...]
+"""Mounts beside those of every sandbox: (path inside, path of the host)."""
+_zygotes: dict[tuple[str, tuple[str, ...], Further], Zygote] = {}
 _lock = threading.Lock()
 
 
 class Zygote:
     """One zygote. ``fork`` may be called from any thread."""
 
-    def __init__(self, command: str, packages: tuple[str, ...]):
+    def __init__(self, command: str, packages: tuple[str, ...], further: Further = ()):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         with theirs:
-            self._process = _on_starter(lambda: self._launch(command, packages, theirs))
+            self._process = _on_starter(lambda: self._launch(command, packages, further, theirs))
         self._wait_until_ready(packages)
 
     def fork(self, settings: dict[str, Any]) -> socket.socket:
@@ -71,9 +73,11 @@ class Zygote:
         self._process.wait()
         self._errors.close()
 
-    def _launch(self, command: str, packages: tuple[str, ...], theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _launch(
+        self, command: str, packages: tuple[str, ...], further: Further, theirs: socket.socket
+    ) -> subprocess.Popen[bytes]:
         settings = json.dumps({"imports": import_names(packages), "path": [mounts.PACKAGES]})
-        layout = mounts.mounts(packages)
+        layout = mounts.mounts(packages, further)
         sources = [str(path) for path in layout.visible.values()]
         staged = sources if os.getuid() else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
         fds = {path: _memory_file(text) for path, text in FILES.items()}
@@ -124,19 +128,19 @@ class Zygote:
         return lines[-1] if lines else "it ended without a message"
 
 
-def zygote_for(command: str, packages: tuple[str, ...]) -> Zygote:
-    """Return the zygote for these packages. Starting one takes as long as importing the packages.
+def zygote_for(command: str, packages: tuple[str, ...], further: Further = ()) -> Zygote:
+    """Return the zygote for these packages and mounts. Starting one takes as long as importing the packages.
 
     *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be imported inside.
     """
-    key = (command, packages)
+    key = (command, packages, further)
     with _lock:
         zygote = _zygotes.get(key)
         if zygote is not None and not zygote.alive:
             _zygotes.pop(key).close()
             zygote = None
         if zygote is None:
-            zygote = _zygotes[key] = Zygote(command, packages)
+            zygote = _zygotes[key] = Zygote(command, packages, further)
         return zygote
 
 
@@ -166,7 +170,7 @@ def _options(layout: mounts.Mounts, sources: list[str], files: dict[str, int]) -
     for path, fd in files.items():
         options += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     options += "--proc /proc --dev /dev --chdir / --remount-ro /dev --remount-ro /".split()
-    return [*options, *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))]
+    return [*options, *(word for name, value in variables().items() for word in ("--setenv", name, value))]
 
 
 def _map_users(pid: int) -> None:

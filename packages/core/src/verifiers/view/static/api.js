@@ -26,6 +26,10 @@ async function fromCopy(question, params) {
   if (question === "version") return { version: "copy" };
   const runs = await load("runs");
   if (question === "runs") return runs;
+  if (question === "compare") {
+    const places = params.runs.split("\n").map((id) => runs.runs.findIndex((run) => run.id === id));
+    return load(`compare-${places.join("-")}`);
+  }
   const place = runs.runs.findIndex((run) => run.id === params.run);
   if (place < 0) throw new Error(`there is no run ${params.run} in this copy`);
   const rows = `${place}/${params.step ? `step-${params.step}` : "rows"}`;
@@ -35,6 +39,7 @@ async function fromCopy(question, params) {
     const file = await load(`${rows}/rollouts-${Math.floor(params.row / ROWS_PER_FILE)}`);
     return file.rollouts[params.row];
   }
+  if (question === "values") return values(rows, params);
   if (question === "previews") return previews(rows, params.rows);
   return search(rows, params);
 }
@@ -58,6 +63,17 @@ async function search(rows, params) {
     .map(([row]) => Number(row));
   const next = (Math.floor(first / ROWS_PER_FILE) + 1) * ROWS_PER_FILE;
   return { rows: found, next: next < total ? next : null };
+}
+
+async function values(rows, params) {
+  const total = (await load(`${rows}/columns`)).total;
+  const first = Number(params.first || 0);
+  const number = Math.floor(first / ROWS_PER_FILE);
+  const file = await load(`${rows}/rollouts-${number}`);
+  const end = Math.min(total, (number + 1) * ROWS_PER_FILE);
+  const found = [];
+  for (let row = first; row < end; row++) found.push((file.rollouts[row].info || {})[params.name.slice(5)] ?? null);
+  return { values: found, next: end < total ? end : null };
 }
 
 function texts(value) {

@@ -1,6 +1,6 @@
 // The page's frame: routing, the bar at the top, and the keyboard shortcuts.
 
-import { comparePage, pairPage } from "./compare_page.js";
+import { comparePage, comparedPage, pairPage } from "./compare_page.js";
 import { h, replace, spelled, visible } from "./dom.js";
 import { keep, parsedAddress, problem, setting } from "./page.js";
 import { rolloutPage } from "./rollout_page.js";
@@ -22,6 +22,7 @@ function pageFor({ parts }) {
   if (kind === "training" && parts.length === 2) return trainingPage;
   if (kind === "compare" && parts.length === 3) return comparePage;
   if (kind === "compare" && parts.length === 4) return pairPage;
+  if (kind === "compared" && parts.length > 2) return comparedPage;
   return runsPage;
 }
 

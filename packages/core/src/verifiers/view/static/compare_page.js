@@ -1,8 +1,8 @@
-// Comparison of two runs, example by example, sorted by the difference.
+// Comparison of runs: two example by example, sorted by the difference; several in a table. The server has the statistics.
 
 import { ask } from "./api.js";
 import { h, replace, visible } from "./dom.js";
-import { count, interval, isKnown, margin, number, plural } from "./format.js";
+import { count, interval, isKnown, number, plural } from "./format.js";
 import { address, card, pageOf, problem, remember, rewardChip, runName, select } from "./page.js";
 import { histogram } from "./plots.js";
 import { rowsOf } from "./rows.js";
@@ -69,8 +69,7 @@ export async function comparePage(main, { parts, query }) {
   const range = sides.map(rewardRange).reduce((x, y) => [Math.min(x[0], y[0]), Math.max(x[1], y[1])]);
   const side = (run, letter) => h("a", { class: `side ${letter}`, href: pageOf(run) }, h("b", null, letter.toUpperCase()), " ", visible(runName(run)), h("small", null, visible(run.id)));
   const known = pairs.filter((pair) => isKnown(pair.change));
-  const mean = known.reduce((sum, pair) => sum + pair.change, 0) / known.length;
-  const stderr = known.length > 1 ? Math.sqrt(known.reduce((sum, pair) => sum + (pair.change - mean) ** 2, 0) / (known.length - 1) / known.length) : NaN;
+  const { found, reason } = await compared(ids);
   const widest = known.reduce((most, pair) => Math.max(most, Math.abs(pair.change)), 0) || 1;
   const wins = known.filter((pair) => pair.change > SAME).length;
   const losses = known.filter((pair) => pair.change < -SAME).length;
@@ -94,7 +93,8 @@ export async function comparePage(main, { parts, query }) {
     h("a", { class: "button", href: address(["compare", ids[1], ids[0]]) }, "swap")),
   pairs.length ? null : problem("These runs have no example in common."),
   h("div", { class: "cards" }, card("A", interval(sides[0].mean("reward", pairs.flatMap((p) => p.a)).mean, NaN)), card("B", interval(sides[1].mean("reward", pairs.flatMap((p) => p.b)).mean, NaN)),
-    card("B − A", interval(mean, stderr), isKnown(stderr) ? (Math.abs(mean) > margin(stderr) ? "differs at 95%" : "no difference at 95%") : ""),
+    card("B − A", found ? interval(found.difference, found.stderr) : "–", found ? `± one standard error; ${spread(found)}` : ""),
+    card("verdict", found ? found.verdict : "–", found ? found.sentence : reason),
     card("better", count(wins)), card("worse", count(losses)), card("same", count(known.length - wins - losses)),
     card("examples", count(pairs.length), [onlyLeft ? `${count(onlyLeft)} only in A` : "", onlyRight ? `${count(onlyRight)} only in B` : ""].filter(Boolean).join(", "))),
   h("div", { class: "plots one" }, histogram(known.map((pair) => pair.change), { title: "B − A over examples", bins: 21, range: [-widest, widest] })), controls, table.element);
@@ -110,6 +110,34 @@ export async function comparePage(main, { parts, query }) {
 
   return { crumbs: [["comparison", null]], title: "comparison", keys: { u: () => (location.hash = "#/") }, onkey: (name) => table.key(name),
     help: [["j k", "next, previous example"], ["Enter", "open side by side"]], close: () => table.close() };
+}
+
+async function compared(ids) {
+  try {
+    const answer = await ask("compare", { runs: ids.join("\n") });
+    return { found: answer.differences[0], reason: answer.refused.length ? `not comparable because ${answer.refused[0].because.join("; ")}` : "" };
+  } catch {
+    return { found: null, reason: "this copy has no statistics of these two" };
+  }
+}
+
+const spread = (found) => (isKnown(found.low) ? `95% from ${number(found.low)} to ${number(found.high)}` : "");
+
+// Any number of runs, each with the first of its environment.
+export async function comparedPage(main, { parts }) {
+  const ids = parts.slice(1);
+  const answer = await ask("compare", { runs: ids.join("\n") });
+  const names = new Map(answer.runs.map((run) => [run.name, run]));
+  const cell = (text, className = "") => h("td", { class: className }, text);
+  const name = (id) => h("td", null, h("a", { href: address(["run", id]) }, visible(`${names.get(id).env_id} · ${names.get(id).model}`)), h("br"), h("small", null, visible(id)));
+  const rows = answer.differences.map((found) => h("tr", null, name(found.baseline), name(found.run), cell(number(found.baseline_mean), "number"), cell(number(found.run_mean), "number"),
+    h("td", { class: "number" }, h("a", { href: address(["compare", found.baseline, found.run]) }, interval(found.difference, found.stderr))), cell(spread(found)),
+    cell(`${count(found.won)} / ${count(found.lost)} / ${count(found.equal)}`, "number"), cell(found.sentence, { better: "good", worse: "bad" }[found.verdict] || "")));
+  const refused = answer.refused.map((pair) => h("tr", null, name(pair.baseline), name(pair.run), h("td", { colspan: 6 }, visible(`not comparable because ${pair.because.join("; ")}`))));
+  replace(main, h("h1", null, `Comparison of ${plural(ids.length, "run")}`),
+    h("p", { class: "facts" }, "Differences of the mean reward, example by example, ± one standard error. p is adjusted for the number of comparisons (Holm)."),
+    h("table", { class: "compared" }, h("thead", null, h("tr", null, ["A", "B", "mean of A", "mean of B", "B − A", "interval", "won / lost / equal", "verdict"].map((title) => h("th", null, title)))), h("tbody", null, rows, refused)));
+  return { crumbs: [["comparison", null]], title: "comparison", keys: { u: () => (location.hash = "#/") }, help: [["u", "back to the runs"]], close: () => {} };
 }
 
 export async function pairPage(main, { parts, query }) {

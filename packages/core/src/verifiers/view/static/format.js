@@ -54,11 +54,8 @@ export function ago(date) {
 
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
-// Half the width of a 95% interval.
-export const margin = (stderr) => (isKnown(stderr) ? 1.96 * stderr : NaN);
-
 // A mean with one standard error.
 export function interval(mean, stderr) {
   if (!isKnown(mean)) return DASH;
-  return isKnown(stderr) ? `${number(mean)} ± ${number(stderr)}` : number(mean);
+  return isKnown(stderr) && stderr > 0 ? `${number(mean)} ± ${number(stderr)}` : number(mean);
 }

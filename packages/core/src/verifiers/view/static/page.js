@@ -66,6 +66,40 @@ export function select(label, options, value, onchange) {
   return control;
 }
 
+// A button with a check box for each column; `all`: [{id, title, optional}], remembered under `name`. Columns that are
+// `optional` are hidden until they are chosen, all others are shown.
+export function chooser(name, all, changed) {
+  const chosen = chosenColumns(name);
+  return h("details", { class: "chooser" }, h("summary", { class: "button" }, "Columns"),
+    h("div", { class: "menu" }, all.map((column) => {
+      const box = h("input", { type: "checkbox", checked: isShown(column, chosen), onchange: () => {
+        const now = chosenColumns(name);
+        now[column.id] = box.checked;
+        keep(`columns.${name}`, JSON.stringify(now));
+        changed();
+      } });
+      return h("label", null, box, " ", visible(column.title || column.id));
+    })));
+}
+
+export function shownColumns(name, all) {
+  const chosen = chosenColumns(name);
+  return all.filter((column) => isShown(column, chosen));
+}
+
+const isShown = (column, chosen) => (column.id in chosen ? chosen[column.id] : !column.optional);
+
+function chosenColumns(name) {
+  try {
+    return Object.assign(Object.create(null), JSON.parse(setting(`columns.${name}`, "{}")));
+  } catch {
+    return Object.create(null);
+  }
+}
+
+// What counts as solved in a run, see Rows.isFailure.
+export const successOf = (run) => ({ metric: run.success_metric ? "success" : "", threshold: run.pass_threshold ?? 1 });
+
 export function status(run) {
   return h("span", { class: `status ${run.status}` }, run.status);
 }

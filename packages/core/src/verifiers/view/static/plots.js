@@ -77,12 +77,13 @@ export function smooth(points, half) {
   });
 }
 
-// One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals.
-export function curve({ title, points, marks = [], half = 0, wide = false }) {
+// One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals; `level`: [y, name]
+// drawn as a dashed line.
+export function curve({ title, points, marks = [], half = 0, wide = false, level = null }) {
   const [width, height, left, bottom, top] = [wide ? 720 : 352, wide ? 330 : 150, 46, 18, 8];
   const all = [...points, ...marks];
   const [x0, x1] = extent(all.map(([x]) => x));
-  let [y0, y1] = extent([...points.map(([, y]) => y), ...marks.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)])]);
+  let [y0, y1] = extent([...points.map(([, y]) => y), ...(level ? [level[0]] : []), ...marks.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)])]);
   if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5 * (Math.abs(y0) || 1), y1 + 0.5 * (Math.abs(y1) || 1)];
   const pad = (y1 - y0) * 0.06;
   [y0, y1] = [y0 - pad, y1 + pad];
@@ -100,12 +101,14 @@ export function curve({ title, points, marks = [], half = 0, wide = false }) {
       svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y)),
     ]),
     [x0, x1].map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
+    level ? [svg("line", { class: "level", x1: left, x2: width - 10, y1: py(level[0]), y2: py(level[0]) }),
+      svg("text", { class: "level", x: width - 12, y: py(level[0]) - 4, "text-anchor": "end" }, `${level[1]} ${number(level[0])}`)] : null,
     half ? svg("polyline", { class: "raw", points: line(points) }) : null,
     svg("polyline", { class: "line", points: line(smoothed) }),
     smoothed.length === 1 ? svg("circle", { class: "dot", r: 2.5, cx: px(smoothed[0][0]), cy: py(smoothed[0][1]) }) : null,
     marks.map(([x, y, e]) => [
       e ? svg("line", { class: "whisker", x1: px(x), x2: px(x), y1: py(y - e), y2: py(y + e) }) : null,
-      svg("circle", { class: "mark", r: 3.5, cx: px(x), cy: py(y) }, svg("title", null, `evaluation at step ${x}: ${number(y)}${e ? `, 95% interval ± ${number(e)}` : ""}`)),
+      svg("circle", { class: "mark", r: 3.5, cx: px(x), cy: py(y) }, svg("title", null, `evaluation at step ${x}: ${number(y)}${e ? `, 95% interval ${number(y - e)} to ${number(y + e)}` : ""}`)),
     ]), cursor, dot);
   const show = (event) => {
     if (!smoothed.length) return;

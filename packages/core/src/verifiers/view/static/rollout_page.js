@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { h, replace, visible } from "./dom.js";
 import { count, isKnown } from "./format.js";
-import { address, keep, rewardChip, runName, setting } from "./page.js";
+import { address, keep, rewardChip, runName, setting, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rewardRange, viewOf } from "./rows_view.js";
 import { facts, transcript } from "./transcript.js";
@@ -31,6 +31,12 @@ export async function rolloutPage(main, { parts, query }) {
     if (other !== undefined) location.replace(place(other));
   };
 
+  function toFailure() {
+    const at = order.indexOf(row);
+    const other = order.find((one, i) => i > at && rows.isFailure(one, successOf(described)));
+    if (other !== undefined) location.replace(place(other));
+  }
+
   function drawBar() {
     const at = order.indexOf(row);
     const same = rows.total ? rows.siblings(row) : [];
@@ -38,14 +44,19 @@ export async function rolloutPage(main, { parts, query }) {
     replace(bar, link("← previous", order[at - 1], "k"), link("next →", order[at + 1], "j"),
       h("span", { class: "facts" }, at < 0 ? "not in the filtered list" : `${count(at + 1)} of ${count(order.length)}`),
       h("b", null, visible(`example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`)),
-      same.length > 1 ? h("span", { class: "siblings" }, "siblings ", same.slice(0, 24).map((other) => h("a", { href: place(other), "aria-current": other === row ? "true" : null, title: `reward of rollout ${other}` },
-        rewardChip(rows.value("reward", other), rewardRange(rows)))), same.length > 24 ? ` and ${same.length - 24} more` : "") : null);
+      same.length > 1 ? h("span", { class: "siblings" }, "siblings ", same.map((other) => h("a", { href: place(other), "aria-current": other === row ? "true" : null, title: `reward of rollout ${other}` },
+        rewardChip(rows.value("reward", other), rewardRange(rows))))) : null);
   }
 
   drawBar();
   await rows.update();
   if (view.q) await rows.search(view.q, () => {});
-  order = rows.select(view);
+  try {
+    if (view.where) await Promise.all(rows.filter(view.where).used.map((name) => rows.load(name)));
+    order = rows.select(view);
+  } catch { // a wrong filter, which the list explains
+    order = rows.select({ ...view, where: "" });
+  }
   drawBar();
   const toggle = (name) => {
     const on = !document.body.classList.contains(name);
@@ -58,11 +69,12 @@ export async function rolloutPage(main, { parts, query }) {
     title: `${runName(described)}, rollout ${row}`,
     keys: {
       j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), "]": () => toSibling(1), "[": () => toSibling(-1),
+      f: () => toFailure(),
       m: () => toggle("mono"), r: () => toggle("folded"),
       l: () => document.querySelectorAll(".probabilities").forEach((element) => (element.open = !element.open)),
       u: () => (location.hash = address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))),
     },
-    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["u", "back to the list"]],
+    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["u", "back to the list"]],
     close: () => {},
   };
 }

@@ -1,6 +1,7 @@
 // The columns of one file of saved rollouts in the browser: updated, filtered, sorted and counted here.
 
 import { ask } from "./api.js";
+import { compile } from "./expression.js";
 import { isKnown } from "./format.js";
 
 const cache = new Map();
@@ -17,7 +18,10 @@ export function rowsOf(run, step = null) {
   return rows;
 }
 
-export const VIEW = { sort: "example", q: "", error: "", stop: "", low: null, high: null };
+export const VIEW = { sort: "example", q: "", error: "", stop: "", low: null, high: null, where: "", by: "" };
+
+const ALIASES = { tokens: "output_tokens", stop: "stop_condition" };
+const HIDDEN = new Set(["key"]);
 
 export class Rows {
   constructor(run, step) {
@@ -36,7 +40,10 @@ export class Rows {
     this.damage = null;
     this.columns = Object.create(null); // without a prototype: a metric may be called __proto__ or constructor
     this.metrics = Object.create(null);
+    this.extra = Object.create(null); // info.<key> -> its values, loaded on demand
+    this.info = [];
     this.replaced = new Set();
+    this.groups = null;
     this.found.clear();
     this.previewed.clear();
   }
@@ -62,15 +69,72 @@ export class Rows {
     for (const [name, values] of Object.entries(answer.metrics)) {
       this.metrics[name] = extend(this.metrics[name] || new Array(before).fill(null), values);
     }
-    if (answer.total > this.total) this.found.clear();
-    Object.assign(this, { total: answer.total, progress: answer.progress, complete: answer.complete, damage: answer.damage });
+    if (answer.total > this.total) (this.found.clear(), (this.groups = null));
+    Object.assign(this, { total: answer.total, progress: answer.progress, complete: answer.complete, damage: answer.damage, info: answer.info || [] });
     this.replaced = new Set(answer.replaced);
   }
 
   value(name, row) {
     if (name === "row") return row;
     if (name.startsWith("metric:")) return (this.metrics[name.slice(7)] || [])[row];
+    if (name.startsWith("info.")) return (this.extra[name] || [])[row];
     return (this.columns[name] || [])[row];
+  }
+
+  // A column by the name that a filter has for it.
+  named(name, row) {
+    if (name === "seconds") return isKnown(this.columns.total_ms?.[row]) ? this.columns.total_ms[row] / 1000 : null;
+    if (name in this.columns && !HIDDEN.has(name)) return this.columns[name][row];
+    if (Object.hasOwn(ALIASES, name) && !(name in this.metrics)) return this.value(ALIASES[name], row);
+    return name in this.metrics ? this.metrics[name][row] : this.value(name, row);
+  }
+
+  get names() {
+    return [...new Set([...Object.keys(this.columns).filter((name) => !HIDDEN.has(name)), "seconds", ...Object.keys(ALIASES), ...Object.keys(this.metrics), ...this.info])];
+  }
+
+  // The test of a filter, which throws a sentence for a wrong one.
+  filter(where) {
+    const { test, used } = compile(where, this.names);
+    return { test: (row) => test((name) => this.named(name, row)), used };
+  }
+
+  // Fetch a column of `info` up to the last row; `changed` is called after each response.
+  async load(name, changed = () => {}) {
+    if (!name.startsWith("info.")) return;
+    this.extra[name] ||= [];
+    const values = this.extra[name];
+    while (values.length < this.total) {
+      const first = values.length;
+      const answer = await ask("values", { run: this.run, step: this.step, name, first });
+      if (this.extra[name] !== values || values.length !== first || !answer.values.length) return;
+      for (const value of answer.values) values.push(value);
+      changed();
+    }
+  }
+
+  // Whether the task was not done: an error, an unknown reward, or not solved by the metric or the threshold.
+  isFailure(row, { metric = "", threshold = 1 } = {}) {
+    if (this.columns.error?.[row]) return true;
+    const solved = metric && metric in this.metrics ? this.metrics[metric][row] : null;
+    if (isKnown(solved)) return solved < 1;
+    const reward = this.columns.reward?.[row];
+    return !isKnown(reward) || reward < threshold;
+  }
+
+  // Row numbers of each example, in file order, without replaced ones.
+  byExample() {
+    if (!this.groups) {
+      const { example = [], key = [] } = this.columns;
+      this.groups = new Map();
+      for (let row = 0; row < this.total; row++) {
+        if (this.replaced.has(row)) continue;
+        const name = key[row] ?? example[row];
+        if (!this.groups.has(name)) this.groups.set(name, []);
+        this.groups.get(name).push(row);
+      }
+    }
+    return this.groups;
   }
 
   // Row numbers of a view, in its order.
@@ -78,12 +142,14 @@ export class Rows {
     const chosen = [];
     const hits = view.q ? this.found.get(view.q)?.rows || new Set() : null;
     const { reward = [], error = [], stop_condition: stop = [] } = this.columns;
+    const where = view.where ? this.filter(view.where) : null;
     for (let row = 0; row < this.total; row++) {
       if (this.replaced.has(row) || (hits && !hits.has(row))) continue;
       if (view.low !== null && !(reward[row] >= view.low)) continue;
       if (view.high !== null && !(reward[row] <= view.high)) continue;
       if (view.error === "any" ? !error[row] : view.error === "none" ? error[row] : view.error && error[row] !== view.error) continue;
       if (view.stop && (stop[row] || "none") !== view.stop) continue;
+      if (where && !where.test(row)) continue;
       chosen.push(row);
     }
     return this.sort(chosen, view.sort);
@@ -131,13 +197,8 @@ export class Rows {
 
   // Rows of the same example, sorted by sibling number.
   siblings(row) {
-    const { example, key } = this.columns;
-    const same = [];
-    for (let other = 0; other < this.total; other++) {
-      const equal = key[row] ? key[other] === key[row] : example[other] === example[row];
-      if (equal && !this.replaced.has(other)) same.push(other);
-    }
-    return this.sort(same, "example");
+    const { example = [], key = [] } = this.columns;
+    return this.sort([...(this.byExample().get(key[row] ?? example[row]) || [])], "example");
   }
 
   numbers(name, chosen) {

@@ -2,17 +2,19 @@
 
 import { h, replace, visible } from "./dom.js";
 import { count, duration, interval, isKnown, number, plural, short } from "./format.js";
-import { address, card, problem, remember, rewardChip, select } from "./page.js";
+import { columnName } from "./expression.js";
+import { address, card, chooser, problem, remember, rewardChip, select, shownColumns } from "./page.js";
 import { barList, extent, histogram } from "./plots.js";
 import { VIEW } from "./rows.js";
 import { Table } from "./table.js";
 
 const MAX_METRIC_COLUMNS = 4;
+const MAX_CELLS = 64; // rollouts of one example that the table shows
 const SHOWN_ANYWAY = new Set(["num_turns"]); // it has a column of its own
 
 export function viewOf(query) {
   const view = { ...VIEW };
-  for (const name of ["sort", "q", "error", "stop"]) if (query[name]) view[name] = query[name];
+  for (const name of ["sort", "q", "error", "stop", "where", "by"]) if (query[name]) view[name] = query[name];
   for (const name of ["low", "high"]) if (query[name]) view[name] = Number(query[name]);
   return view;
 }
@@ -26,8 +28,9 @@ export function rewardRange(rows) {
   return [Math.min(0, low), Math.max(low >= 0 ? 1 : high, high)];
 }
 
+// `success`: {metric, threshold} of a solved rollout, see Rows.isFailure.
 // `base`: the parts of the page's address; `link(row, query)`: where a row leads; `weights`: of the reward functions.
-export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
+export function rowsView(rows, { base, query, link, weights = {}, more = {}, success = {} }) {
   const view = viewOf(query);
   let chosen = [];
   let range = [0, 1];
@@ -39,15 +42,18 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
   const shown = h("p", { class: "facts", role: "status" });
   const search = h("input", { type: "search", placeholder: "search all text   /", "aria-label": "Search the text of all rollouts", value: view.q });
   const filters = h("div", { class: "controls" });
+  const where = h("input", { type: "text", class: "wide", placeholder: "filter: reward < 1 and turns > 3", "aria-label": "Filter by an expression", value: view.where, spellcheck: "false", onchange: () => set({ where: where.value.trim() }) });
   const table = new Table({
     label: "rollouts", columns: [], height: 56, onsort: (name) => set({ sort: view.sort === name ? `-${name}` : view.sort === `-${name}` ? name : descendsFirst(name) ? `-${name}` : name }),
-    href: (row) => link(row, queryOf(view)), draw: cells,
-    prepare: async (wanted) => {
+    href: (item) => link(first(item), queryOf(view)),
+    prepare: async (items) => {
+      const wanted = items.map(first);
       const missing = wanted.some((row) => !rows.previewed.has(row));
       await rows.previews(wanted);
       return missing;
     },
   });
+  const first = (item) => (typeof item === "number" ? item : item.rows[0]);
   let typing = 0;
   search.addEventListener("input", () => (clearTimeout(typing), (typing = setTimeout(() => set({ q: search.value.trim() }), 200))));
 
@@ -55,41 +61,103 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
     return Object.keys(weights).filter((other) => weights[other]).length === 1 && weights[name] === 1;
   }
 
-  const descendsFirst = (name) => !["example", "stop_condition", "error", "row", "reward"].includes(name);
+  const descendsFirst = (name) => !["example", "stop_condition", "error", "row", "reward", "mean", "passed"].includes(name);
 
   function columns() {
+    return view.by === "example" ? exampleColumns() : shownColumns("rows", allColumns());
+  }
+
+  function allColumns() {
+    const first = new Set(columnNames());
+    const metrics = names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name));
     return [
-      { title: "#", width: "4.5rem", sort: "example" },
-      { title: "Reward", width: "5.2rem", sort: "reward", className: "number" },
-      { title: "Task and last reply", width: "minmax(14rem, 1fr)", sort: null },
-      ...columnNames().map((name) => ({ title: name, width: "5.2rem", sort: `metric:${name}`, className: "number" })),
-      { title: "Turns", width: "4rem", sort: "turns", className: "number" },
-      { title: "Tokens", width: "4.8rem", sort: "output_tokens", className: "number" },
-      { title: "Time", width: "5rem", sort: "total_ms", className: "number" },
-      { title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition" },
+      { id: "example", title: "#", width: "4.5rem", sort: "example", narrow: "3.5rem", cell: idCell },
+      { id: "reward", title: "Reward", width: "5.2rem", sort: "reward", className: "number", narrow: "4.6rem", cell: (row) => rewardChip(rows.value("reward", row), range) },
+      { id: "texts", title: "Task and last reply", width: "minmax(14rem, 1fr)", narrow: "minmax(0, 1fr)", cell: textCell },
+      { id: "answer", title: "Answer", width: "minmax(6rem, 12rem)", optional: true, cell: (row) => visible(rows.previewed.get(row)?.answer || "") },
+      ...metrics.map((name) => ({ id: `metric:${name}`, title: name, width: "5.2rem", sort: `metric:${name}`, className: "number", optional: !first.has(name), cell: (row) => number(rows.value(`metric:${name}`, row), 2) })),
+      { id: "turns", title: "Turns", width: "4rem", sort: "turns", className: "number", cell: (row) => count(rows.value("turns", row)) },
+      { id: "tokens", title: "Tokens", width: "4.8rem", sort: "output_tokens", className: "number", cell: (row) => (isKnown(rows.value("output_tokens", row)) ? count(rows.value("output_tokens", row)) : h("span", { title: "characters" }, `${count(rows.value("chars", row))}c`)) },
+      { id: "read", title: "Tokens read", width: "5.5rem", sort: "input_tokens", className: "number", optional: true, cell: (row) => count(rows.value("input_tokens", row)) },
+      { id: "time", title: "Time", width: "5rem", sort: "total_ms", className: "number", cell: (row) => duration(rows.value("total_ms", row)) },
+      { id: "task", title: "Name of the task", width: "7rem", sort: "task", optional: true, cell: (row) => visible(String(rows.value("task", row) ?? "")) },
+      { id: "stop", title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition", cell: (row) => (rows.value("error", row) ? h("span", { class: "bad" }, visible(rows.value("error", row))) : visible(rows.value("stop_condition", row) || "")) },
     ];
   }
 
-  function cells(row) {
-    const preview = rows.previewed.get(row);
-    const error = rows.value("error", row);
+  function idCell(row) {
     const sibling = rows.value("sibling", row);
+    return h("span", { class: "id" }, visible(String(rows.value("example", row) ?? row).slice(0, 12)), isKnown(sibling) ? h("small", null, `.${sibling}`) : null);
+  }
+
+  function textCell(row) {
+    const preview = rows.previewed.get(row);
+    return h("div", { class: "two" }, h("small", null, preview ? visible(preview.question, view.q) : "…"), h("span", null, preview ? visible(preview.reply || "(no reply)", view.q) : ""));
+  }
+
+  // One row for each example; its cells are the siblings, coloured by their rewards.
+  function exampleColumns() {
     return [
-      h("span", { class: "id" }, visible(String(rows.value("example", row) ?? row).slice(0, 12)), isKnown(sibling) ? h("small", null, `.${sibling}`) : null),
-      rewardChip(rows.value("reward", row), range),
-      h("div", { class: "two" }, h("small", null, preview ? visible(preview.question, view.q) : "…"), h("span", null, preview ? visible(preview.reply || "(no reply)", view.q) : "")),
-      ...columnNames().map((name) => number(rows.value(`metric:${name}`, row), 2)),
-      count(rows.value("turns", row)), isKnown(rows.value("output_tokens", row)) ? count(rows.value("output_tokens", row)) : h("span", { title: "characters" }, `${count(rows.value("chars", row))}c`),
-      duration(rows.value("total_ms", row)),
-      error ? h("span", { class: "bad" }, visible(error)) : visible(rows.value("stop_condition", row) || ""),
+      { id: "example", title: "#", width: "4.5rem", sort: "example", narrow: "3.5rem", cell: (item) => h("span", { class: "id" }, visible(String(rows.value("example", item.rows[0]) ?? item.rows[0]).slice(0, 12))) },
+      { id: "mean", title: "Mean", width: "5.2rem", sort: "mean", className: "number", narrow: "4.6rem", cell: (item) => rewardChip(item.mean, range) },
+      { id: "passed", title: "Solved", width: "5rem", sort: "passed", className: "number", cell: (item) => `${item.solved} / ${item.rows.length}` },
+      { id: "spread", title: "Spread", width: "5rem", sort: "spread", className: "number", cell: (item) => number(item.spread) },
+      { id: "siblings", title: "Rollouts", width: "minmax(10rem, 1fr)", narrow: "minmax(0, 1fr)", cell: (item) => h("div", { class: "heat above" }, item.rows.slice(0, MAX_CELLS).map(heatCell), item.rows.length > MAX_CELLS ? ` and ${count(item.rows.length - MAX_CELLS)} more` : "") },
+      { id: "task", title: "Task", width: "minmax(10rem, 1fr)", cell: (item) => visible(rows.previewed.get(item.rows[0])?.question || "…") },
     ];
+  }
+
+  function heatCell(row) {
+    const reward = rows.value("reward", row);
+    const share = isKnown(reward) ? (range[1] > range[0] ? (reward - range[0]) / (range[1] - range[0]) : 1) : 0;
+    return h("a", { class: isKnown(reward) ? "cell" : "cell unknown", href: link(row, queryOf(view)), title: `rollout ${rows.value("sibling", row) ?? row}: ${isKnown(reward) ? number(reward) : "unknown"}`,
+      "aria-label": `rollout ${row}, reward ${number(reward)}`, vars: { "--share": Math.max(0, Math.min(1, share)).toFixed(3) } });
+  }
+
+  const rounded = (value) => (value < 1e-9 ? 0 : value); // equal rewards differ by the rounding of their mean
+
+  function examples() {
+    const groups = new Map();
+    for (const row of chosen) {
+      const name = rows.columns.key[row] ?? rows.columns.example[row];
+      if (!groups.has(name)) groups.set(name, []);
+      groups.get(name).push(row);
+    }
+    const items = [...groups.values()].map((members) => {
+      const known = members.map((row) => rows.value("reward", row)).filter(isKnown);
+      const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+      const squares = known.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+      const solved = members.filter((row) => !rows.isFailure(row, success)).length;
+      return { rows: rows.sort(members, "example"), mean, solved, passed: solved / members.length, spread: known.length > 1 ? rounded(Math.sqrt(squares / (known.length - 1))) : null };
+    });
+    const down = view.sort.startsWith("-");
+    const name = down ? view.sort.slice(1) : view.sort;
+    if (!["mean", "passed", "spread"].includes(name)) return down && name === "example" ? items.reverse() : items;
+    return items.sort((a, b) => (a[name] === null) - (b[name] === null) || (down ? b[name] - a[name] : a[name] - b[name]));
   }
 
   function set(change) {
     Object.assign(view, change);
     remember(base, { ...more, ...queryOf(view) });
+    where.value = view.where;
     if (view.q) rows.search(view.q, show).catch((error) => replace(notes, problem(error)));
+    loadUsed();
     show();
+  }
+
+  // Fetch the columns of `info` that the filter reads.
+  function loadUsed() {
+    try {
+      for (const name of view.where ? rows.filter(view.where).used : []) rows.load(name, show).catch((error) => replace(notes, problem(error)));
+    } catch { /* show() says what is wrong with the filter */ }
+  }
+
+  function pick(name) {
+    return (low, high, isLast) => {
+      const column = columnName(name);
+      const range = `${column} >= ${round(low)} and ${column} ${isLast ? "<=" : "<"} ${round(high)}`;
+      set({ where: view.where ? `(${view.where}) and ${range}` : range });
+    };
   }
 
   function drawFilters() {
@@ -105,12 +173,14 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
         onchange: () => set({ [name]: input.value === "" ? null : Number(input.value) }) });
       return input;
     };
-    replace(filters, search,
+    replace(filters, search, where,
+      select("Rows of the table", [["", "a row per rollout"], ["example", "a row per example"]], view.by, (by) => set({ by, sort: VIEW.sort })),
       select("Errors", [["", "errors and not"], ["none", "without error"], ["any", `with error (${count(errors.reduce((n, [, m]) => n + m, 0))})`], ...errors.map(([name, n]) => [name, `${name} (${n})`])], view.error, (error) => set({ error })),
       select("Stop condition", [["", "any stop condition"], ...stops.map(([name, n]) => [name, `${name} (${n})`])], view.stop, (stop) => set({ stop })),
       h("span", { class: "range" }, bound("low", "least"), " to ", bound("high", "most")),
       select("Sort", sorts, view.sort, (sort) => set({ sort })),
-      JSON.stringify(queryOf({ ...view, sort: VIEW.sort })) === "{}" ? null : h("button", { type: "button", onclick: () => ((search.value = ""), set({ q: "", error: "", stop: "", low: null, high: null })) }, "Clear"),
+      JSON.stringify(queryOf({ ...view, sort: VIEW.sort, by: VIEW.by })) === "{}" ? null : h("button", { type: "button", onclick: () => ((search.value = ""), set({ q: "", error: "", stop: "", low: null, high: null, where: "" })) }, "Clear"),
+      view.by ? null : chooser("rows", allColumns(), show),
       shown);
   }
 
@@ -121,8 +191,8 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
     const metrics = columnNames().slice(0, 2);
     replace(plots,
       histogram(rewards, { title: "Reward", range: range[0] === 0 && range[1] === 1 ? range : null, onpick: pickReward }),
-      lengths.length ? histogram(lengths, { title: "Tokens written", format: count }) : histogram(rows.numbers("chars", chosen), { title: "Characters written", format: count }),
-      metrics.map((name) => histogram(rows.numbers(`metric:${name}`, chosen), { title: name })),
+      lengths.length ? histogram(lengths, { title: "Tokens written", format: count, onpick: pick("output_tokens") }) : histogram(rows.numbers("chars", chosen), { title: "Characters written", format: count, onpick: pick("chars") }),
+      metrics.map((name) => histogram(rows.numbers(`metric:${name}`, chosen), { title: name, onpick: pick(name) })),
       barList("Stopped by", rows.counts("stop_condition", chosen), { chosen: view.stop, onpick: (stop) => set({ stop }), limit: 4 }));
   }
 
@@ -150,16 +220,28 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
 
   function show() {
     range = rewardRange(rows);
-    chosen = rows.select(view);
-    if (document.activeElement !== search) drawFilters();
+    let wrong = null;
+    try {
+      chosen = rows.select(view);
+    } catch (error) {
+      wrong = rows.total ? error : null;
+      chosen = rows.select({ ...view, where: "" });
+    }
+    if (document.activeElement !== search && !filters.querySelector(".chooser[open]")) drawFilters();
     const searching = view.q && !rows.found.get(view.q)?.done;
     const progress = rows.complete ? "" : `, reading ${Math.round(100 * rows.progress)}%`;
     shown.textContent = `${plural(chosen.length, "rollout")}${searching ? ", searching" : ""}${progress}`;
-    replace(notes, rows.damage ? problem(rows.damage) : []);
+    replace(notes, rows.damage ? problem(rows.damage) : [], wrong ? problem(wrong) : []);
     drawCards();
     drawPlots();
     table.layout(columns(), view.sort);
-    table.show(chosen);
+    table.show(view.by === "example" ? examples() : chosen);
+  }
+
+  function toFailure() {
+    const isFailure = (item) => (typeof item === "number" ? rows.isFailure(item, success) : item.passed < 1);
+    const at = table.order.findIndex((item, i) => i > table.focused && isFailure(item));
+    if (at >= 0) table.focus(at);
   }
 
   const element = h("div", { class: "rows" }, notes, cards, plots, filters, table.element);
@@ -167,11 +249,12 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
     element, table, show,
     async update() {
       await rows.update(show);
+      loadUsed();
       if (view.q && !rows.found.has(view.q)) await rows.search(view.q, show);
     },
-    keys: { "/": () => search.focus(), Escape: () => search.blur() },
+    keys: { "/": () => search.focus(), Escape: () => search.blur(), f: () => toFailure() },
     onkey: (name) => table.key(name),
-    help: [["j k", "next, previous rollout"], ["Enter", "open"], ["/", "search all text"]],
+    help: [["j k", "next, previous rollout"], ["Enter", "open"], ["/", "search all text"], ["f", "next failure"]],
     address: () => address(base, { ...more, ...queryOf(view) }),
     close: () => table.close(),
   };

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { h, replace } from "./dom.js";
 import { ago, bytes, count, duration, number } from "./format.js";
-import { address, follow, runName, select, status } from "./page.js";
+import { address, follow, runName, select, status, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { rowsView } from "./rows_view.js";
 import { list, value } from "./transcript.js";
@@ -14,7 +14,7 @@ export async function runPage(main, { parts, query }) {
   let others = [];
   const rows = rowsOf(id);
   const head = h("div");
-  const body = rowsView(rows, { base: ["run", id], query, weights: run.weights, link: (row, view) => address(["run", id, String(row)], view) });
+  const body = rowsView(rows, { base: ["run", id], query, weights: run.weights, success: successOf(run), link: (row, view) => address(["run", id, String(row)], view) });
   replace(main, head, body.element);
   drawHead();
   if (rows.total) body.show();
@@ -32,10 +32,25 @@ export async function runPage(main, { parts, query }) {
     const passed = Object.entries(run.pass_at_k || {});
     replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, run.model), status(run),
       h("span", { class: "facts" }, [run.planned && run.rollouts !== run.planned ? `${count(rows.total)} of ${count(run.planned)} rollouts` : "", ago(run.date), duration(1000 * (run.seconds ?? NaN)), bytes(run.size)].filter((text) => text && text !== "–").join(" · ")),
-      passed.length > 1 ? h("span", { class: "facts", title: `a reward of at least ${number(run.pass_threshold)} passes` }, passed.map(([k, p]) => `pass@${k} ${number(p)}`).join(" · ")) : null,
+      isOver() && run.success !== null && run.success !== undefined ? h("span", { class: "facts", title: solved() }, `success ${number(run.success)}`) : null,
+      isOver() && passed.length > 1 ? h("span", { class: "facts", title: solved() }, passed.map(([k, p]) => `pass@${k} ${number(p)}${interval(k)}`).join(" · ")) : null,
       others.length ? select("Compare with another run", [["", "compare with …"], ...others.map((other) => [other.id, `${runName(other)} · ${other.name}`])], "", (other) => (location.hash = address(["compare", id, other]))) : null),
-    h("details", { class: "settings" }, h("summary", null, "Settings"), list([["folder", run.path], ["model", run.model], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint]]),
+    h("details", { class: "settings" }, h("summary", null, "Settings"), list([["folder", run.path], ["model", run.model], ["endpoint", run.metadata.base_url], ["fingerprint", run.metadata.fingerprint], ["audit of the environment", run.audit || "none"]]),
       h("h3", null, "Configuration"), value(Object.keys(run.config).length ? run.config : run.metadata)));
+  }
+
+  function isOver() { // before, the numbers of the metadata are older than those of the rows
+    return run.status !== "running";
+  }
+
+  function solved() {
+    if (run.success_metric) return `solved: ${run.success_metric} is 1`;
+    return run.pass_threshold === null || run.pass_threshold === undefined ? "solved: the reward is 1" : `solved: a reward of at least ${number(run.pass_threshold)}`;
+  }
+
+  function interval(k) {
+    const bounds = (run.pass_at_k_interval || {})[k];
+    return bounds ? ` [${bounds[0].toFixed(2)}, ${bounds[1].toFixed(2)}]` : "";
   }
 
   return {

@@ -2,22 +2,26 @@
 
 import { ask, isCopy } from "./api.js";
 import { h, replace, visible } from "./dom.js";
-import { ago, bytes, count, interval, isKnown, plural } from "./format.js";
-import { address, follow, pageOf, remember, select, status } from "./page.js";
+import { ago, bytes, count, duration, interval, isKnown, number, plural } from "./format.js";
+import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
 import { sparkline } from "./plots.js";
 import { Table } from "./table.js";
 
-const COLUMNS = [
-  { id: "pick", title: "", width: "2.2rem", className: "pick" },
-  { id: "env", title: "Run", width: "minmax(16rem, 2fr)", sort: "env" },
-  { id: "model", title: "Model", width: "minmax(8rem, 1.2fr)", sort: "model" },
-  { id: "reward", title: "Reward", width: "9.5rem", sort: "reward", className: "number" },
-  { id: "rollouts", title: "Rollouts", width: "8.5rem", sort: "rollouts", className: "number" },
-  { id: "errors", title: "Errors", width: "5rem", sort: "errors", className: "number" },
-  { id: "status", title: "Status", width: "7rem", sort: "status" },
-  { id: "date", title: "Date", width: "7.5rem", sort: "date", className: "number" },
-  { id: "size", title: "Size", width: "5rem", sort: "size", className: "number" },
-];
+const MAX_VARYING = 3; // settings shown without being chosen
+
+// The settings in which runs of one environment differ.
+export function varying(runs) {
+  const seen = new Map();
+  const names = new Set(runs.flatMap((run) => Object.keys(run.settings || {})));
+  for (const name of names) {
+    for (const run of runs) {
+      const key = `${run.kind} ${run.env} ${name}`;
+      if (!seen.has(key)) seen.set(key, new Set());
+      seen.get(key).add(JSON.stringify((run.settings || {})[name] ?? null));
+    }
+  }
+  return [...names].filter((name) => runs.some((run) => seen.get(`${run.kind} ${run.env} ${name}`).size > 1)).sort();
+}
 
 export async function runsPage(main, { query }) {
   let runs = [];
@@ -27,23 +31,37 @@ export async function runsPage(main, { query }) {
   const summary = h("p", { class: "facts", role: "status" });
   const search = h("input", { type: "search", placeholder: "environment, model, folder   /", "aria-label": "Find runs", value: view.q, oninput: () => set({ q: search.value }) });
   const table = new Table({
-    label: "runs", columns: COLUMNS, height: 52, onsort: (name) => set({ sort: view.sort === name ? `-${name}` : name }),
+    label: "runs", columns: [], height: 52, onsort: (name) => set({ sort: view.sort === name ? `-${name}` : name }),
     href: (run) => pageOf(run),
-    draw: (run) => [
-      run.kind === "evaluation" ? h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) : "",
-      h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))),
-      visible(run.model || "–"),
-      run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr),
-      run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run),
-      run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors),
-      status(run),
-      h("time", { datetime: run.date, title: run.date }, ago(run.date)), bytes(run.size),
-    ],
   });
+
+  function allColumns() {
+    const has = (name) => runs.some((run) => isKnown(run[name]));
+    const settings = varying(runs);
+    return [
+      { id: "pick", title: "", width: "2.2rem", className: "pick", cell: (run) => (run.kind === "evaluation" ? h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) : "") },
+      { id: "env", title: "Run", width: "minmax(14rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))) },
+      { id: "model", title: "Model", width: "minmax(7rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
+      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
+      { id: "reward", title: "Reward", width: "9.5rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
+      { id: "success", title: "Success", width: "5rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
+      { id: "rollouts", title: "Rollouts", width: "8rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
+      { id: "errors", title: "Errors", width: "4.5rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
+      { id: "unscored", title: "Not scored", width: "5.5rem", sort: "unscored", className: "number", optional: !runs.some((run) => run.unscored), cell: (run) => count(run.unscored) },
+      { id: "tokens", title: "Tokens", width: "5rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
+      { id: "cost", title: "Cost", width: "5rem", sort: "cost", className: "number", optional: !has("cost"), cell: (run) => (isKnown(run.cost) ? `$${number(run.cost)}` : "–") },
+      { id: "seconds", title: "Time", width: "5.5rem", sort: "seconds", className: "number", cell: (run) => duration(1000 * (run.seconds ?? NaN)) },
+      { id: "status", title: "Status", width: "6.5rem", sort: "status", cell: status },
+      { id: "date", title: "Date", width: "6.5rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
+      { id: "size", title: "Size", width: "5rem", sort: "size", className: "number", optional: true, cell: (run) => bytes(run.size) },
+    ];
+  }
+
+  const columnMenu = h("span");
   const controls = h("div", { class: "controls" }, search,
     select("Kind", [["", "evaluations and trainings"], ["evaluation", "evaluations"], ["training", "trainings"]], view.kind, (kind) => set({ kind })),
     select("Status", [["", "any status"], ["running", "running"], ["finished", "finished"], ["interrupted", "interrupted"], ["failed", "failed"], ["ended", "ended"]], view.status, (value) => set({ status: value })),
-    compare, summary);
+    compare, columnMenu, summary);
 
   function progress(run) {
     if (!isKnown(run.rollouts)) return "–";
@@ -52,9 +70,8 @@ export async function runsPage(main, { query }) {
 
   function pick(run) {
     if (!picked.delete(run.id)) picked.add(run.id);
-    while (picked.size > 2) picked.delete(picked.values().next().value);
-    compare.hidden = picked.size !== 2;
-    compare.href = address(["compare", ...picked]);
+    compare.hidden = picked.size < 2 || (isCopy && picked.size > 2);
+    compare.href = address([picked.size > 2 ? "compared" : "compare", ...picked]);
     table.redraw();
   }
 
@@ -73,12 +90,14 @@ export async function runsPage(main, { query }) {
     const down = view.sort.startsWith("-");
     const name = down ? view.sort.slice(1) : view.sort;
     chosen.sort((a, b) => {
-      const [left, right] = [a[name] ?? null, b[name] ?? null];
+      const [left, right] = [a, b].map((run) => (name.startsWith("setting:") ? run.settings?.[name.slice(8)] : run[name]) ?? null);
       if (left === null || right === null) return (left === null) - (right === null);
       const order = typeof left === "number" ? left - right : String(left).localeCompare(String(right), "en", { numeric: true });
       return down ? -order : order;
     });
-    table.layout(COLUMNS, view.sort);
+    const all = allColumns();
+    table.layout(shownColumns("runs", all), view.sort);
+    if (!columnMenu.querySelector("[open]")) replace(columnMenu, chooser("runs", all.filter((column) => column.title), show));
     table.show(chosen);
     const running = runs.filter((run) => run.status === "running").length;
     summary.textContent = [chosen.length === runs.length ? plural(runs.length, "run") : `${chosen.length} of ${plural(runs.length, "run")}`, running ? `${running} running` : ""].filter(Boolean).join(", ");
@@ -99,7 +118,7 @@ export async function runsPage(main, { query }) {
     crumbs: [], title: "runs",
     keys: { "/": () => search.focus(), x: () => table.focused >= 0 && table.order[table.focused].kind === "evaluation" && pick(table.order[table.focused]), c: () => !compare.hidden && compare.click() },
     onkey: (name) => table.key(name),
-    help: [["j k", "next, previous run"], ["Enter", "open"], ["x", "mark for comparing"], ["c", "compare the two marked"]],
+    help: [["j k", "next, previous run"], ["Enter", "open"], ["x", "mark for comparing"], ["c", "compare the marked ones"]],
     close: () => (stop(), table.close()),
   };
 }

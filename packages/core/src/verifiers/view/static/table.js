@@ -3,11 +3,13 @@
 import { h, replace } from "./dom.js";
 
 const MARGIN = 8; // rows drawn beyond the screen
+const NARROW = matchMedia("(max-width: 40rem)");
 
 export class Table {
-  // columns: [{id, title, width, sort, className}]; draw(row) gives the cells; href(row) where it leads;
-  // prepare(rows) may fetch what draw needs and returns a promise.
-  constructor({ label, columns, height, draw, href, prepare = async () => {}, onsort = null }) {
+  // columns: [{id, title, width, sort, className, cell, narrow}]; cell(row), or draw(row) of the table, gives what is
+  // in it; narrow: its width on a phone, which shows only columns that have one. href(row): where a row leads;
+  // prepare(rows) may fetch what cells need and returns a promise.
+  constructor({ label, columns, height, draw = null, href, prepare = async () => {}, onsort = null }) {
     Object.assign(this, { columns, height, draw, href, prepare, onsort });
     this.order = [];
     this.focused = -1;
@@ -18,18 +20,24 @@ export class Table {
     this.layout();
     this.onscroll = () => this.schedule();
     addEventListener("scroll", this.onscroll, { passive: true });
-    addEventListener("resize", this.onscroll);
+    this.onresize = () => (NARROW.matches === this.isNarrow ? this.schedule() : (this.layout(this.columns, this.sort), this.redraw()));
+    addEventListener("resize", this.onresize);
   }
 
   close() {
     removeEventListener("scroll", this.onscroll);
-    removeEventListener("resize", this.onscroll);
+    removeEventListener("resize", this.onresize);
   }
 
   layout(columns = this.columns, sort = "") {
     this.columns = columns;
-    this.element.style.setProperty("--grid", columns.map((column) => column.width).join(" "));
-    replace(this.head, columns.map((column) => {
+    this.sort = sort;
+    this.isNarrow = NARROW.matches;
+    const few = columns.filter((column) => column.narrow);
+    this.visible = this.isNarrow && few.length ? few : columns;
+    this.element.style.setProperty("--grid", this.visible.map((column) => (this.visible === few ? column.narrow : column.width)).join(" "));
+    this.element.style.setProperty("--least", this.visible === few ? "0" : `${Math.max(58, 7 * columns.length)}rem`);
+    replace(this.head, this.visible.map((column) => {
       const by = sort.replace(/^-/, "") === column.sort ? (sort.startsWith("-") ? "descending" : "ascending") : null;
       const title = column.sort && this.onsort
         ? h("button", { type: "button", class: "sort", title: `sort by ${column.title}`, onclick: () => this.onsort(column.sort) }, column.title,
@@ -85,7 +93,8 @@ export class Table {
 
   place(at) {
     const row = this.order[at];
-    const cells = this.draw(row).map((cell, i) => h("div", { role: "cell", class: this.columns[i].className }, cell));
+    const drawn = this.draw?.(row);
+    const cells = this.visible.map((column) => h("div", { role: "cell", class: column.className }, drawn ? drawn[this.columns.indexOf(column)] : column.cell(row)));
     const [first, ...rest] = cells;
     first.prepend(h("a", { class: "stretch", href: this.href(row), tabindex: at === this.focused ? 0 : -1, "aria-label": `open ${first.textContent}` }));
     const element = h("div", { class: at === this.focused ? "row focused" : "row", role: "row", "aria-rowindex": at + 2 }, first, rest);

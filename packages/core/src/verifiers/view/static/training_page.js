@@ -8,8 +8,8 @@ import { curve } from "./plots.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rowsView, viewOf } from "./rows_view.js";
 
-const FIRST = ["eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
-const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr"]);
+const FIRST = ["reward/success", "eval_success", "eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
+const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr", "reward/non_solution"]);
 const SMOOTHING = [0, 2, 5, 10, 20, 50];
 
 export async function trainingPage(main, { parts, query }) {
@@ -64,6 +64,7 @@ export async function trainingPage(main, { parts, query }) {
     const average = (pts) => pts.reduce((sum, [, y]) => sum + y, 0) / pts.length;
     replace(cards, card("reward now", number(average(late)), `first steps ${number(average(early))}`),
       evals.length ? card("evaluation", interval(evals[evals.length - 1][1], last("eval_reward_stderr")), `first ${number(evals[0][1])}`) : null,
+      points("reward/success").length ? card("solved now", number(average(points("reward/success").slice(-early.length)))) : null,
       card("entropy", number(last("entropy"))), card("tokens per rollout", number(last("tokens/completion") / last("rollouts/trained"), 1)),
       card("time per step", duration(1000 * last("time/step"))), card("errors", count(points("rollouts/errors").reduce((sum, [, y]) => sum + y, 0))));
   }
@@ -77,7 +78,7 @@ export async function trainingPage(main, { parts, query }) {
     const chosen = names.filter((name) => name !== "reward/mean" && name.toLowerCase().includes(words)).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
     const small = (name) => curve({ title: name, points: points(name), half: name.startsWith("eval") ? 0 : half });
     const shown = words ? chosen : chosen.slice(0, 8);
-    replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, half, wide: true }) : null,
+    replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, half, wide: true, level: isKnown(last("reward/non_solution")) ? [last("reward/non_solution"), "best non-solution"] : null }) : null,
       shown.map(small),
       chosen.length > shown.length ? h("button", { type: "button", class: "more", onclick: () => replace(curves, [...curves.children].slice(0, -1), chosen.slice(8).map(small)) }, `show ${plural(chosen.length - shown.length, "more curve")}`) : null);
   }

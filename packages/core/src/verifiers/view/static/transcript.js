@@ -46,6 +46,7 @@ function block(message, { turn, step, mark }) {
 
 function stepFacts(step) {
   const facts = [];
+  if (step.role && step.role !== "main") facts.push(step.role);
   if (isKnown(step.completion_tokens)) facts.push(`${count(step.prompt_tokens)} → ${count(step.completion_tokens)} tokens`);
   if (isKnown(step.model_ms)) facts.push(duration(step.model_ms));
   if (isKnown(step.env_ms) && step.env_ms >= 1) facts.push(`environment ${duration(step.env_ms)}`);
@@ -130,6 +131,7 @@ export function facts(rollout) {
         h("tbody", null, scores.map((score) => h("tr", { class: score.weight === null ? "metric" : null },
           h("th", { scope: "row" }, visible(score.name)), h("td", null, number(score.value)),
           h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part)))))) : null),
+    ...(rollout.agent ? agentFacts(rollout.agent) : []),
     given(rollout.answer) ? h("section", null, h("h3", null, "Answer"), value(rollout.answer)) : null,
     h("section", null, h("h3", null, "Numbers"), list([
       ["stopped by", rollout.stop_condition], ["truncated", rollout.is_truncated ? "yes" : null],
@@ -142,6 +144,23 @@ export function facts(rollout) {
     Object.entries(rollout.more || {}).map(([name, column]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(column)))),
     rollout.steps.length ? null : h("p", { class: "none" }, "Tokens, log-probabilities and time of each turn are kept by vf-eval -C trajectory."),
     rollout.tools && rollout.tools.length ? h("section", null, h("details", null, h("summary", null, plural(rollout.tools.length, "tool")), value(rollout.tools))) : null,
+  ];
+}
+
+// An agent program: how it ended, its log, and the files that were collected.
+function agentFacts(agent) {
+  const counts = {};
+  for (const role of agent.roles || []) counts[role] = (counts[role] || 0) + 1;
+  return [
+    h("section", { class: "agent" }, h("h3", null, "Agent"), list([
+      ["program", [agent.name, agent.version].filter(Boolean).join(" ")], ["ended", agent.ended],
+      ["exit code", isKnown(agent.exit_code) ? agent.exit_code : null],
+      ["time", isKnown(agent.seconds) ? duration(1000 * agent.seconds) : null],
+      ["calls", Object.entries(counts).map(([role, n]) => `${n} ${role}`).join(", ")],
+      ["history rewritten", agent.rewrites || null], ["requests repeated", agent.repeats || null],
+      ["left behind", (agent.left || []).join(", ")], ["notes", (agent.notes || []).join("\n")]]),
+    h("details", { open: true }, h("summary", null, `log, ${plural(agent.log_bytes || 0, "byte")}`), agent.log ? words(agent.log) : h("p", { class: "none" }, "empty"))),
+    ...Object.entries(agent.files || {}).map(([name, text]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(text)))),
   ];
 }
 

@@ -22,7 +22,7 @@ from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
-from verifiers_trainer.engines.http.endpoint import Endpoint, Serving
+from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.requests import Generator
 
@@ -63,6 +63,7 @@ class EmbeddedEngine:
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
     tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
         (text, calls), or "none" or None: calls stay text.
+    address: where the endpoint listens; a free port of 127.0.0.1 with a random key by default.
 
     Raises ConfigError for values that cannot work; each names the argument.
     """
@@ -83,6 +84,7 @@ class EmbeddedEngine:
         autocast_dtype: torch.dtype | None = None,
         served_model: str | None = None,
         tool_call_parser: str | ToolCallParser | None = "auto",
+        address: Address | None = None,
     ):
         if mode not in get_args(Mode):
             raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode")
@@ -98,6 +100,7 @@ class EmbeddedEngine:
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
         self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
+        self._address = address
         self._version = _PolicyVersion()
         self._replica: Any = None
         self._generator: Generator | None = None
@@ -168,7 +171,7 @@ class EmbeddedEngine:
         replica = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
         generator = self._build_generator(replica, tokenizer)
-        endpoint = Endpoint(self._serving(replica, tokenizer, generator))
+        endpoint = Endpoint(self._serving(replica, tokenizer, generator), self._address)
         try:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
 from verifiers_trainer.engines.http.chat import BadRequest, _plain_message
@@ -208,9 +209,10 @@ def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
         ]
         for m in messages
     ]
-    return hashlib.sha256(json.dumps(fields, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(fields, default=str, sort_keys=True).encode()).hexdigest()
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:
+    """Name and arguments; arguments are compared as values, because agents serialise them again."""
     function = call.get("function") or call
-    return [function.get("name"), function.get("arguments")]
+    return [function.get("name"), canonical_arguments(function.get("arguments"))]

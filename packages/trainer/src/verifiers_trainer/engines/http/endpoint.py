@@ -1,8 +1,9 @@
 """The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in its own thread.
 
 Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions, /v1/completions``. Field
-names are vLLM's. Every route but ``/health`` requires the bearer token, which is random for every start, because
-other users of the machine can reach the port. A client that disconnects aborts its request, also when streaming.
+names are vLLM's. Every route but ``/health`` requires the bearer token, which is random unless ``Address`` sets one,
+because other users of the machine can reach the port. A client that disconnects aborts its request, also when
+streaming.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,17 @@ _MAX_BODY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where an endpoint listens, and the key that it requires."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 is any free port."""
+    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    """Bearer token of requests; empty = none is required."""
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """What the endpoint serves and how it describes itself."""
 
@@ -56,16 +68,17 @@ class Serving:
 class Endpoint:
     """The server; ``base_url`` and ``api_key`` are known after ``start``."""
 
-    def __init__(self, serving: Serving):
+    def __init__(self, serving: Serving, address: Address | None = None):
         self._serving = serving
+        self._address = address or Address()
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._ids = itertools.count()
         self._thread: threading.Thread | None = None
-        self.api_key = secrets.token_urlsafe(24)
+        self.api_key = self._address.api_key
         self.base_url = ""
 
     def start(self, deadline_s: float) -> None:
-        """Listen on a free port of 127.0.0.1. Raises EndpointUnreachable when that fails or takes too long."""
+        """Listen at the address. Raises EndpointUnreachable when that fails or takes too long."""
         self._loop = asyncio.new_event_loop()
         started: list[BaseException | None] = []
         ready = threading.Event()
@@ -125,10 +138,11 @@ class Endpoint:
         app.router.add_post("/v1/completions", self._text)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
+        host = self._address.host
+        site = web.TCPSite(runner, host, self._address.port, backlog=4096)
         await site.start()
         port = runner.addresses[0][1]
-        return runner, f"http://127.0.0.1:{port}/v1"
+        return runner, f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
     @web.middleware
     async def _guard(
@@ -136,7 +150,8 @@ class Endpoint:
     ) -> web.StreamResponse:
         """Check the API key and convert failures to OpenAI error bodies."""
         authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if request.path != "/health" and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
+        is_open = request.path == "/health" or not self.api_key
+        if not is_open and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
             return _error("missing or wrong bearer token", 401, code="invalid_api_key")
         try:
             return await handler(request)

@@ -390,7 +390,8 @@ class VersionedClient:
         if isinstance(fault, ModelUnavailable):
             raise fault
         raise WeightSyncError(
-            f"{self._server.url} has other weights again after {MAX_REPAIRS} repairs ({fault})",
+            f"{self._server.url} has other weights again after {MAX_REPAIRS} repairs ({fault}); where another training "
+            "uses it too, give each a server of its own (inference)",
             stage="repairing the server's weights",
             url=self._server.url,
         )

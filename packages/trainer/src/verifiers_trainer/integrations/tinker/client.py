@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient
 
-TINKER = Peer("tinker", "tinker", ("0.24.1",), "pip install 'verifiers-trainer[tinker]'")
+TINKER = Peer("tinker", "tinker", ("0.24.1",), lambda: install_line("verifiers-trainer", "tinker"))
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
 
 

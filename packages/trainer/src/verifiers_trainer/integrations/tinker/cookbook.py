@@ -17,14 +17,14 @@ from typing import Any
 from verifiers.environments.registry import load_environment
 from verifiers.rollouts.state import turns_of
 from verifiers_trainer.integrations.common import generate_group, group_worth, row_of
-from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 
 COOKBOOK = Peer(
     "tinker_cookbook",
     "tinker-cookbook",
     ("0.5.7",),
-    "pip install tinker-cookbook==0.5.7 verifiers; pip install --no-deps verifiers-trainer",
+    lambda: beside_trainer("tinker-cookbook==0.5.7"),
 )
 
 

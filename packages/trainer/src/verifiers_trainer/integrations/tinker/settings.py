@@ -39,6 +39,8 @@ FREE = frozenset("base_url output_dir max_steps save_steps save_total_limit".spl
 class TinkerConfig:
     """Settings of ``TinkerTrainer``. *Raises* ``ConfigError`` with every problem."""
 
+    component: ClassVar[str] = "rl"
+    """The service has policy-gradient losses only."""
     model: str = ""
     """Base model, by its name at the service."""
     base_url: str | None = None
@@ -92,7 +94,9 @@ class TinkerConfig:
     """Maximum number of local checkpoint folders; states saved at the service are not deleted."""
     log_completions: bool = True
 
-    num_iterations: ClassVar[int] = 1
+    updates_per_batch: ClassVar[int] = 1
+    steps_per_batch: ClassVar[int] = 1
+    negative_advantage_weight: ClassVar[float] = 1.0
     deterministic: ClassVar[bool] = False
     stale_policy: ClassVar[str] = "wait"
     credit: ClassVar[str] = "rollout"

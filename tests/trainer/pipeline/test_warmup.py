@@ -7,8 +7,10 @@ import verifiers as vf
 from support.training import small_policy
 from verifiers.errors import ConfigError
 from verifiers.parsers import XMLParser
+from verifiers_trainer.pipeline.offline import read_groups
+from verifiers_trainer.pipeline.warmup import answer_columns, warm_up
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.policy.warmup import IGNORED, _encode, _supervised_loss, warm_up
+from verifiers_trainer.settings.config import RLConfig
 
 
 def env_of(rows, parser=None):
@@ -21,24 +23,11 @@ ROWS = [{"question": letter, "answer": letter} for letter in "abcdef"]
 
 def test_only_the_answer_and_its_end_are_learned():
     tokenizer = build_tiny_tokenizer()
-    ids, labels = _encode(tokenizer, [{"role": "user", "content": "ab"}], "<answer>x</answer>")
-    assert len(ids) == len(labels)
-    learned = [token for token in labels if token != IGNORED]
-    assert tokenizer.decode(learned) == "<answer>x</answer><|im_end|>"
-    assert ids[-len(learned) :] == learned
-    assert labels[: -len(learned)] == [IGNORED] * (len(ids) - len(learned))
-
-
-def test_padding_does_not_change_the_loss():
-    model, tokenizer = small_policy(), build_tiny_tokenizer()
-    short = _encode(tokenizer, [{"role": "user", "content": "a"}], "x")
-    long = _encode(tokenizer, [{"role": "user", "content": "abcdefgh"}], "xyzxyz")
-    with torch.no_grad():
-        alone = [_supervised_loss(model, [row], tokenizer.pad_token_id) for row in (short, long)]
-        together = _supervised_loss(model, [short, long], tokenizer.pad_token_id)
-    counts = [sum(label != IGNORED for label in labels) for _, labels in (short, long)]
-    expected = sum(loss * n for loss, n in zip(alone, counts, strict=True)) / sum(counts)
-    assert float(together) == pytest.approx(float(expected), rel=1e-5)
+    columns = answer_columns(env_of(ROWS))
+    (group, *_) = read_groups(columns, tokenizer, RLConfig(output_dir="x", loss="sft"))
+    (turn,) = group.rollouts[0].turns
+    assert tokenizer.decode(turn.completion_ids) == "<answer>a</answer><|im_end|>"
+    assert tokenizer.decode(turn.prompt_ids).endswith("a<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_loss_falls_and_the_target_ends_it():
@@ -70,9 +59,14 @@ def test_a_function_of_the_row_says_what_is_right(parser):
         return f"{row['answer'] * 2}!"
 
     def loss_of(text):
-        row = _encode(tokenizer, [{"role": "user", "content": "c"}], text)
+        """Of the stock model, on the answer's tokens and the end token."""
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "c"}], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        answer = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            return float(_supervised_loss(model, [row], tokenizer.pad_token_id))
+            logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        return float(torch.nn.functional.cross_entropy(logits, torch.tensor(answer)))
 
     options = {"reward": float, "target": 1.0, "max_steps": 60, "rows_per_step": 6, "learning_rate": 1e-2}
     warm_up(model, tokenizer, env_of(ROWS, parser), answers=answers, **options)

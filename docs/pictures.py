@@ -1,0 +1,65 @@
+"""Write the pictures of the README from real runs.
+
+    python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train quickstart`
+    python docs/pictures.py view                         the page of an evaluation with the local model, in Chromium
+
+``view`` needs chromium and chromedriver on the path, and selenium.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import verifiers as vf
+
+FOLDER = Path(__file__).parent / "pictures"
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=1200,760".split()
+
+
+def copy_curve(run: Path) -> Path:
+    """Copy the plot that the quickstart drew."""
+    plot = run / "learning_curve.png"
+    return Path(shutil.copy(plot, FOLDER / "quickstart.png"))
+
+
+def photograph_view() -> Path:
+    """Evaluate `small-tasks`, open the run in the viewer, and save what a browser shows."""
+    from selenium import webdriver
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in FLAGS:
+        options.add_argument(flag)
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    picture = FOLDER / "view.png"
+    with tempfile.TemporaryDirectory() as folder:
+        env = vf.load_environment("small-tasks")
+        path = f"{folder}/small-tasks"
+        env.evaluate("local", num_examples=8, rollouts_per_example=4, max_tokens=32, seed=0, results_path=path)
+        driver = webdriver.Chrome(options=options, service=service)
+        try:
+            with vf.open_view(folder, browser=False) as view:
+                driver.get(view.url)
+                ready = "return Boolean(document.getElementById('main')?.dataset.ready)"
+                WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(ready))
+                driver.get(f"{view.url}#/run/small-tasks")
+                shown = "return document.getElementById('main')?.dataset.ready == '#/run/small-tasks'"
+                WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(shown))
+                driver.save_screenshot(str(picture))
+        finally:
+            driver.quit()
+    return picture
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["curve", run]:
+            copy_curve(Path(run))
+        case ["view"]:
+            photograph_view()
+        case _:
+            raise SystemExit(__doc__)

@@ -1,0 +1,476 @@
+"""``audit_environment``: is the reward paid only for solving the task?
+
+    report = vf.audit_environment("reverse-text")
+    assert report.ok, report
+
+Plays an oracle (which must be paid in full), a panel of non-solutions in the right format, and a search for more of
+them; scores rollouts again; and looks for answers in prompts and feedback, contradictions, repetitions and overlap in
+the rows. Needs no model and no key. ``vf-audit`` is its command; ``certificate`` stores the result beside a package.
+
+Limits: it finds ways that it tries. A reward that needs a judge is audited with the judge that the environment has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from verifiers.checks.audit.actions import code_policies, runs_code, tool_policies
+from verifiers.checks.audit.answers import (
+    Format,
+    Oracle,
+    answer_text,
+    find_oracle,
+    is_same,
+    is_solution,
+    solution_texts,
+)
+from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel
+from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
+from verifiers.checks.audit.report import AuditReport, Paid, RowProfile
+from verifiers.checks.audit.rows import check_rows
+from verifiers.checks.audit.search import climb
+from verifiers.checks.data import readable
+from verifiers.checks.loading import load
+from verifiers.checks.report import Findings, error_text, place_of, raised_at
+from verifiers.data.examples import Example
+from verifiers.environments.base import Environment
+from verifiers.environments.group import EnvGroup
+from verifiers.errors import ConfigError, VerifiersError
+from verifiers.parsers import ThinkParser
+from verifiers.runtime.sync_async import blocking
+
+__all__ = ["AuditReport", "Paid", "RowProfile", "a_audit_environment", "audit_environment"]
+
+FULL = 0.9
+"""Share of a right answer's reward from which a reward counts as paid in full."""
+PARTLY = 0.25
+"""Mean share of a right answer's reward from which a non-solution is reported."""
+MANY_ROWS = 0.25
+"""Share of the rows on which a non-solution must be paid in full to be an error."""
+FIRST_ROWS = 3
+"""Rows that every non-solution is played on; those that earned something there are played on all."""
+REPEATS = 10
+SAMPLE_CHARS = 160
+
+
+def audit_environment(
+    env_or_id: Environment | str | Callable[[], Environment],
+    *,
+    n: int = 8,
+    seed: int = 0,
+    search_steps: int = 120,
+    timeout_s: float = 30.0,
+    budget_s: float = 60.0,
+) -> AuditReport:
+    """Audit the reward of an environment: an id, an ``Environment``, or a function that returns one. Blocks.
+
+    ``n`` rows, chosen by ``seed``, are played; ``search_steps`` programs are tried beside the panel, 0 for none.
+    ``timeout_s`` limits a rollout and ``budget_s`` the whole audit, in seconds; what was left out is a note. An
+    environment passed as an object is not closed.
+
+    Raises ``UnknownEnvironment`` for an unknown id and ``ConfigError`` for invalid arguments; every other problem is in
+    the report.
+
+    >>> def kind(completion, answer):  # a reward that looks for the answer anywhere
+    ...     return float(answer in completion[-1].content)
+    >>> rows = [{"question": f"{n} + 1", "answer": str(n + 1)} for n in range(20, 40)]
+    >>> report = vf.audit_environment(vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([kind])))
+    >>> [finding.code for finding in report.errors]
+    ['non-solution-is-paid']
+    """
+    return blocking(
+        lambda: a_audit_environment(
+            env_or_id, n=n, seed=seed, search_steps=search_steps, timeout_s=timeout_s, budget_s=budget_s
+        )
+    )
+
+
+async def a_audit_environment(
+    env_or_id: Environment | str | Callable[[], Environment],
+    *,
+    n: int = 8,
+    seed: int = 0,
+    search_steps: int = 120,
+    timeout_s: float = 30.0,
+    budget_s: float = 60.0,
+) -> AuditReport:
+    """``audit_environment`` as a coroutine, in the caller's event loop."""
+    for name, value, least in (("n", n, 1), ("search_steps", search_steps, 0), ("timeout_s", timeout_s, 0.001)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            raise ConfigError(f"{name} is {value!r}; it must be at least {least}", key=name)
+    findings = Findings()
+    loaded = load(env_or_id, findings)
+    findings.notes.clear()  # what the check of the loader leaves out is not part of an audit
+    findings.warnings.clear()
+    started = time.monotonic()
+    audit = _Audit(findings, n, seed, search_steps, timeout_s, started + budget_s)
+    if loaded.env is not None:
+        try:
+            await audit.run(loaded.env)
+        finally:
+            if loaded.is_built_here:
+                for env in filter(None, (loaded.env, loaded.again)):
+                    with contextlib.suppress(Exception):  # a failing teardown is reported by check_environment
+                        await env.aclose()
+    return AuditReport(
+        loaded.name,
+        tuple(findings.errors),
+        tuple(findings.warnings),
+        tuple(findings.notes),
+        audit.success_metric,
+        audit.oracle,
+        tuple(sorted(audit.paid, key=lambda paid: -math.inf if math.isnan(paid.reward) else paid.reward, reverse=True)),
+        num_rows=audit.num_rows,
+        num_rollouts=audit.num_rollouts,
+        seconds=time.monotonic() - started,
+    )
+
+
+@dataclass(slots=True)
+class _Audit:
+    """One audit; its results beside the findings."""
+
+    findings: Findings
+    n: int
+    seed: int
+    search_steps: int
+    timeout_s: float
+    end: float
+    """On the monotonic clock."""
+    success_metric: str | None = None
+    oracle: Paid | None = None
+    paid: list[Paid] = field(default_factory=list)
+    num_rows: int = 0
+    num_rollouts: int = 0
+
+    async def run(self, env: Environment) -> None:
+        if isinstance(env, EnvGroup):
+            for name, member in zip(env.env_names, env.envs, strict=True):
+                with self._member(f"member {name!r}: "):
+                    await self.run(member)
+            return
+        train = readable(env.train_table, "the training set", self.findings) if env.train_table is not None else ()
+        has_own = env.train_table is None or env.eval_table is not env.train_table
+        held_out = readable(env.eval_table, "the evaluation set", self.findings) if has_own else ()
+        rows = train or held_out
+        if not rows:
+            return
+        check_rows(env, train, held_out, self.findings)
+        step = max(1, len(rows) // self.n)
+        examples = rows[self.seed % step :: step][: self.n]
+        player = Player(env, self.timeout_s, self.seed)
+        subject = _Subject(env, player, examples, Answers.of(rows, examples), self)
+        try:
+            await subject.audit()
+        except (VerifiersError, TimeoutError) as error:
+            self.findings.error(
+                "audit-stopped",
+                f"a run with this environment stops: {error_text(error)}",
+                raised_at(error.__cause__ or error, type(env).__name__),
+                "correct the cause; vf-eval --check says more about it",
+            )
+        self.num_rows += len(examples)
+        self.num_rollouts += player.num_rollouts
+
+    @contextlib.contextmanager
+    def _member(self, name: str) -> Iterator[None]:
+        whole = self.findings.member
+        self.findings.member = whole + name
+        yield
+        self.findings.member = whole
+
+
+@dataclass(slots=True)
+class _Subject:
+    """One environment under audit, which is no group."""
+
+    env: Environment
+    player: Player
+    examples: Sequence[Example]
+    answers: Answers
+    audit_of: _Audit
+    oracle: Oracle | None = None
+    right: float = math.nan
+    """Mean reward of a right answer."""
+    is_graded: bool = False
+    """Whether a reward other than 0 and 1 was seen."""
+    unfinished: list[str] = field(default_factory=list)
+
+    @property
+    def findings(self) -> Findings:
+        return self.audit_of.findings
+
+    @property
+    def place(self) -> str:
+        functions = [f for f in self.env.rubric.functions if f.weight]
+        return place_of(functions[0].function) if len(functions) == 1 else place_of(type(self.env.rubric))
+
+    async def audit(self) -> None:
+        self.oracle = await find_oracle(self.player, self.examples)
+        await self._play_oracle(self.oracle)
+        if math.isnan(self.right):
+            return
+        write = self.oracle.write
+        others = panel(write, self.answers, self._thinks()) + tool_policies(self.env, write, self.answers)
+        solution = "\n".join(text for example in self.examples[:2] for text in solution_texts(self.env, example))
+        if runs_code(self.env, self.examples, solution):
+            others += code_policies(self.examples, write, solution)
+        for other in others:
+            await self._play(other)
+        for pair in hedges(write, self.answers) if self.answers.texts else ():
+            await self._play_pair(*pair)
+        await self._search(write)
+        await self._check_feedback(write)
+        await self._check_repeatable(self.oracle)
+        self._conclude()
+
+    def _thinks(self) -> bool:
+        """Whether replies may have thinking in tags: the parser removes it, or a prompt asks for it."""
+        prompts = [str(message) for message in self.examples[0].row["prompt"]]
+        return isinstance(self.env.parser, ThinkParser) or any("<think>" in text for text in prompts)
+
+    # --- playing ---------------------------------------------------------------------------------------------
+
+    async def _play_oracle(self, oracle: Oracle) -> None:
+        policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
+        trials = await self.player.play(policy, self.examples)
+        self._look_at(trials)
+        known = [trial.reward for trial in trials if not math.isnan(trial.reward)]
+        if not known:
+            error = next((trial.state["error"] for trial in trials if trial.state["error"] is not None), None)
+            reason = f": {error_text(error)}" if error is not None else ""
+            self.findings.note(f"no reward is known without a model or a judge{reason}; the reward was not audited")
+            return
+        if oracle.policy is None:
+            self.right = self._most()
+            self.findings.warn(
+                "no-oracle",
+                "the rows have no answer, so a right reply is not known: 1 for each weighted function is assumed",
+                type(self.env).__name__,
+                "give the environment oracle=, a function of the row that returns the replies of a solution",
+            )
+            return
+        self.right = max(known) if max(known) > 0 else self._most()
+        self.audit_of.oracle = self._as_paid(NonSolution("a right answer", "oracle", policy), trials, math.nan)
+        self._check_oracle(oracle, trials)
+
+    def _most(self) -> float:
+        """What a reply earns for which every function returns 1."""
+        return sum(weight for weight in self.env.rubric.plan().weights.values() if weight > 0) or 1.0
+
+    def _check_oracle(self, oracle: Oracle, trials: Sequence[Trial]) -> None:
+        most = self._most()
+        unpaid = [trial for trial in trials if not math.isnan(trial.reward) and trial.reward < FULL * self.right]
+        unsolved = [trial for trial in trials if trial.success == 0.0]
+        is_low = self.env.rubric.success_metric is None and self.right < FULL * most
+        if unpaid or unsolved or (is_low and not self.env.rubric.scores_itself):
+            failed = (unsolved or unpaid or list(trials))[0]
+            self.findings.error(
+                "solution-is-not-paid",
+                f"the {'oracle' if oracle.source == 'oracle' else 'row' + chr(39) + 's answer'} ({oracle.format_name}) "
+                f"earns {failed.reward:g} of {max(self.right, most if is_low else 0):g} on example "
+                f"{failed.example.example_id}, replying {_cut(failed.replies)}",
+                self.place,
+                "pay the right answer of every row in full; where it cannot be written from the row, declare oracle=",
+            )
+
+    async def _play(self, other: NonSolution) -> Paid | None:
+        """Play a non-solution: on a few rows first, and on all when it earned something there."""
+        if time.monotonic() > self.audit_of.end:
+            self.unfinished.append(other.name)
+            return None
+        first, rest = self.examples[:FIRST_ROWS], self.examples[FIRST_ROWS:]
+        trials = await self.player.play(other.policy, first)
+        if rest and any(trial.reward >= PARTLY * self.right or trial.success > 0 for trial in trials):
+            trials += await self.player.play(other.policy, rest)
+        self._look_at(trials)
+        wrong = [trial for trial in trials if not self._solves(other, trial)]
+        share = sum(map(self._is_paid, wrong)) / len(wrong) if wrong else math.nan
+        paid = self._as_paid(other, trials, share, is_task=len(wrong) <= len(trials) / 2)
+        self.audit_of.paid.append(paid)
+        return paid
+
+    async def _play_pair(self, one: NonSolution, other: NonSolution) -> None:
+        """Play both orders of a hedge; what counts is the order that earned less."""
+        if time.monotonic() > self.audit_of.end:
+            self.unfinished.append(one.name)
+            return
+        both = [await self.player.play(order.policy, self.examples) for order in (one, other)]
+        less = [
+            min(pair, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward)
+            for pair in zip(*both, strict=True)
+        ]
+        self.audit_of.paid.append(self._as_paid(one, less, sum(map(self._is_paid, less)) / len(less)))
+
+    async def _search(self, write: Format) -> None:
+        async def measure(other: NonSolution) -> float:
+            if time.monotonic() > self.audit_of.end:
+                return 0.0
+            trials = await self.player.play(other.policy, self.examples[:FIRST_ROWS])
+            rewards = [trial.reward for trial in trials if not self._solves(other, trial)]
+            return sum(reward for reward in rewards if not math.isnan(reward)) / len(trials)
+
+        tasks = [paid.name for paid in self.audit_of.paid if paid.is_task]
+        changes = [name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)]
+        steps, seed = self.audit_of.search_steps, self.audit_of.seed
+        for found in await climb(measure, write, self.answers, changes, steps, seed) if steps else ():
+            await self._play(found)
+
+    def _solves(self, other: NonSolution, trial: Trial) -> bool:
+        slots: list[str] = []
+        if other.slot is not None and trial.replies:
+            slots = [other.slot(turn) for turn in _turns_of(trial)]
+        if self.env.oracle is None and other.slot is None:
+            return any(is_same(reply, answer_text(trial.example), trial.example) for reply in trial.replies)
+        return is_solution(self.env, trial, slots)
+
+    def _is_paid(self, trial: Trial) -> bool:
+        return trial.success == 1.0 or trial.reward >= FULL * self.right
+
+    def _look_at(self, trials: Sequence[Trial]) -> None:
+        self.is_graded |= any(trial.reward not in (0.0, 1.0) for trial in trials if not math.isnan(trial.reward))
+
+    def _as_paid(self, other: NonSolution, trials: Sequence[Trial], share: float, is_task: bool = False) -> Paid:
+        return Paid(
+            other.name,
+            other.family,
+            _mean([trial.reward for trial in trials]),
+            _mean([trial.success for trial in trials]),
+            share,
+            len(trials),
+            is_task,
+            _cut(max(trials, key=lambda trial: -1.0 if math.isnan(trial.reward) else trial.reward).replies),
+        )
+
+    # --- further checks ------------------------------------------------------------------------------------
+
+    async def _check_feedback(self, write: Format) -> None:
+        """Whether what the environment says after a wrong reply contains the answer, which a later turn is paid for."""
+        if self.env.max_turns == 1 or not self.answers.texts:
+            return
+
+        def reads(turn: Turn) -> str:
+            answer = answer_text(turn.example)
+            is_told = turn.number > 0 and answer and answer.casefold() in turn.heard.casefold()
+            return write(turn, answer if is_told else self.answers.another(turn))
+
+        if self.env.oracle is None or all(len(solution_texts(self.env, e)) == 1 for e in self.examples):
+            trials = await self.player.play(reads, self.examples)
+            leaks = [trial for trial in trials if self._is_paid(trial) and _says_it_late(trial)]
+            if len(leaks) >= MANY_ROWS * len(trials):
+                self.findings.error(
+                    "feedback-tells-the-answer",
+                    f"after a wrong reply the environment says the answer, and repeating it is paid ({len(leaks)} of "
+                    f"{len(trials)} rows)",
+                    type(self.env).__name__,
+                    "say the answer only when the rollout is over (final_env_response), or pay the first reply alone",
+                )
+
+    async def _check_repeatable(self, oracle: Oracle) -> None:
+        """Play one rollout ten times, half of them at once: every time it must earn the same."""
+        policy: Policy = oracle.policy or (lambda turn: oracle.write(turn, "42"))
+        wrong: Policy = lambda turn: oracle.write(turn, self.answers.another(turn))  # noqa: E731
+        for example, one in ((self.examples[0], policy), (self.examples[-1], wrong)):
+            trials = [await self.player.play_one(one, example) for _ in range(REPEATS // 2)]
+            trials += await asyncio.gather(*(self.player.play_one(one, example) for _ in range(REPEATS // 2)))
+            rewards = sorted({round(t.reward, 9) for t in trials if not math.isnan(t.reward)})
+            if len(rewards) > 1:
+                listed = ", ".join(f"{reward:g}" for reward in rewards[:5])
+                self.findings.error(
+                    "reward-is-not-repeatable",
+                    f"the same replies to example {example.example_id}, scored {REPEATS} times, earned {listed}",
+                    self.place,
+                    "draw from random.Random(…) seeded with the row, and keep nothing from one rollout to the next",
+                )
+                return
+
+    # --- conclusion ------------------------------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        named, threshold = self.env.rubric.success_metric, self.env.pass_threshold
+        if named is None and threshold is not None:
+            named = f"reward ≥ {threshold:g}"
+        self.audit_of.success_metric = named or (None if self.is_graded else "reward")
+        if named is None and not self.is_graded:
+            self.audit_of.paid = [replace(paid, success=paid.reward) for paid in self.audit_of.paid]
+            if self.audit_of.oracle is not None:
+                self.audit_of.oracle = replace(self.audit_of.oracle, success=self.audit_of.oracle.reward)
+        if named is None and self.is_graded:
+            self.findings.warn(
+                "no-success-metric",
+                "the reward is graded and the rubric names no success metric, so nothing says when a task is solved",
+                self.place,
+                'name a function that is 1 or 0: vf.Rubric(…, success="exact")',
+            )
+        if self.unfinished:
+            self.findings.note(f"the time was up: {len(self.unfinished)} non-solutions were not played")
+        played = [paid for paid in self.audit_of.paid if not paid.is_task]
+        full = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family != "odd form"]
+        odd = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family == "odd form"]
+        partly = [p for p in played if p.is_policy and p.reward >= PARTLY * self.right]
+        if full:
+            self._report_paid(full)
+        elif partly:
+            self._report_partly(partly, named)
+        if odd:
+            listed = ", ".join(paid.name.removeprefix("the right answer ") for paid in odd)
+            self.findings.warn(
+                "odd-forms-are-accepted",
+                f"a right answer is accepted {listed}: {odd[0].sample}",
+                self.place,
+                "compare the final answer strictly, or say in the README that these forms count",
+            )
+
+    def _report_paid(self, full: Sequence[Paid]) -> None:
+        most = max(full, key=lambda paid: (paid.share_wrong_paid, paid.reward))
+        more = (
+            f" ({len(full) - 1} others too: {', '.join(p.name for p in full[:4] if p is not most)})" if full[1:] else ""
+        )
+        self.findings.error(
+            "non-solution-is-paid",
+            f"{most.name} earns {most.reward:g} where a right answer earns {self.right:g}, in "
+            f"{most.share_wrong_paid:.0%} of the rows where it is wrong{more}; it replied {most.sample}",
+            self.place,
+            "make the reward refuse it; if it solves the task after all, say so with oracle=",
+        )
+
+    def _report_partly(self, partly: Sequence[Paid], named: str | None) -> None:
+        most = max(partly, key=lambda paid: paid.reward)
+        report = self.findings.warn if named is not None else self.findings.error
+        report(
+            "non-solution-is-paid-partly",
+            f"{most.name} earns {most.reward:.3g} of {self.right:g} on average without solving the task; it replied "
+            f"{most.sample}",
+            self.place,
+            "read the reward against this line"
+            + ("" if named is not None else ", and name a strict success metric beside it: vf.Rubric(…, success=…)"),
+        )
+
+
+def _turns_of(trial: Trial) -> list[Turn]:
+    """The turns of a finished rollout as the policy saw them."""
+    from verifiers.types import ModelRequest
+
+    steps = trial.state["trajectory"]
+    return [Turn(trial.example, ModelRequest(step["prompt"], "scripted"), number) for number, step in enumerate(steps)]
+
+
+def _says_it_late(trial: Trial) -> bool:
+    """Whether the answer stands in a later reply and not in the first."""
+    answer = answer_text(trial.example)
+    return len(trial.replies) > 1 and answer in trial.replies[-1] and answer not in trial.replies[0]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _cut(replies: Sequence[str]) -> str:
+    text = " | ".join(replies)
+    return repr(text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS - 1] + "…")

@@ -1,0 +1,152 @@
+"""Certificates: the result of an audit, stored as ``audit.json`` beside an environment's code.
+
+A certificate holds the hash of the package's files. It is stale when they have changed since; ``vf-install --list``
+shows both. Reading one imports nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifiers.checks.audit.report import AuditReport
+from verifiers.environments import registry
+from verifiers.environments.base import Environment
+from verifiers.environments.registry import Found
+from verifiers.errors import ConfigError, UsageError
+from verifiers.runtime.bounded import read_file
+from verifiers.storage.files import atomic_write
+
+NAME = "audit.json"
+SCHEMA = 1
+_SKIPPED = ("__pycache__", NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A stored audit: ``Certificate("gsm8k", True, True, "2026-11-23", 0.0, {…})``."""
+
+    environment: str
+    ok: bool
+    is_fresh: bool
+    """Whether the files are those that were audited."""
+    date: str
+    non_solution_reward: float
+    """What the best non-solution earned; NaN where no reward is known without a model."""
+    content: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        if not self.is_fresh:
+            return f"audit of {self.date} is stale: the package has changed"
+        if math.isnan(self.non_solution_reward):
+            return f"audited {self.date}: the rows; its reward needs a judge"
+        verdict = "passed" if self.ok else "FAILED: " + ", ".join(self.content.get("errors") or ["?"])
+        return f"audit {verdict} {self.date}, best non-solution {self.non_solution_reward:.3g}"
+
+
+def content_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of a package's files; without caches and the certificate itself."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not any(part in _SKIPPED for part in file.relative_to(folder).parts):
+            digest.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def folder_of(found: Found) -> Path | None:
+    """The folder of an environment's package; None for a single file. Imports nothing."""
+    if found.local is not None:
+        return found.local.file.parent if found.local.file.name == "__init__.py" else None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(found.module.partition(".")[0])
+        if spec is not None and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations)))
+    return None
+
+
+def read_certificate(env_id: str) -> Certificate | None:
+    """The certificate of an environment, by id or path; None without one. *Raises* as ``registry.find``."""
+    folder = folder_of(registry.find(env_id))
+    return None if folder is None else certificate_in(folder)
+
+
+def certificate_in(folder: Path) -> Certificate | None:
+    """The certificate in a package's folder; None when there is none, or it cannot be read."""
+    try:
+        content = json.loads(read_file(folder / NAME))
+        best = content.get("best_non_solution") or {}
+        return Certificate(
+            content["environment"],
+            bool(content["ok"]),
+            content["content"] == content_hash(folder),
+            content["date"],
+            float(best.get("reward", math.nan)),
+            content,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def non_solution_reward(env: Environment) -> float | None:
+    """What the best non-solution earns in an environment, where that is known: the line under a learning curve.
+
+    ``env.non_solution_reward``, else that of a fresh certificate when the environment was loaded without arguments.
+    """
+    if env.non_solution_reward is not None:
+        return env.non_solution_reward
+    if env.loaded_from is None or env.loaded_from.env_args or env.changes:
+        return None
+    try:
+        certificate = read_certificate(env.loaded_from.env_id)
+    except UsageError:  # it was loaded from another folder, or has been removed since
+        return None
+    known = certificate is not None and certificate.is_fresh and not math.isnan(certificate.non_solution_reward)
+    return certificate.non_solution_reward if certificate is not None and known else None
+
+
+def write_certificate(report: AuditReport, env_id: str) -> Path:
+    """Store a report beside the code of its environment; return the file.
+
+    *Raises* ConfigError for an environment that is no package.
+    """
+    import verifiers
+
+    found = registry.find(env_id)
+    folder = folder_of(found)
+    if folder is None:
+        raise ConfigError(f"{env_id} is a single file; a certificate is stored in the folder of a package", key="env")
+    best, oracle = report.best_non_solution, report.oracle
+    content = {
+        "schema": SCHEMA,
+        "environment": found.env_id or env_id,
+        "package": found.distribution,
+        "version": found.version,
+        "content": content_hash(folder),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "verifiers": verifiers.__version__,
+        "ok": report.ok,
+        "errors": [finding.code for finding in report.errors],
+        "warnings": [finding.code for finding in report.warnings],
+        "success_metric": report.success_metric,
+        "solution_reward": None if oracle is None or math.isnan(oracle.reward) else round(oracle.reward, 6),
+        "best_non_solution": None
+        if best is None
+        else {"name": best.name, "reward": round(best.reward, 6), "solved": _rounded(best.success)},
+        "num_rows": report.num_rows,
+        "num_rollouts": report.num_rollouts,
+    }
+    atomic_write(folder / NAME, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    return folder / NAME
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)

@@ -1,0 +1,66 @@
+"""Which rows a model can learn from: pass rates by row, and the file that keeps the useful ones.
+
+In a group whose rollouts all solve the row, or all fail, every advantage is 0. Only rows that a model solves sometimes
+are useful to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from verifiers.checks.audit.report import RowProfile
+from verifiers.clients.protocol import ClientLike, ModelLike
+from verifiers.data.examples import Example
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.results.outputs import successes
+from verifiers.runtime.json import encode_row
+from verifiers.storage.files import atomic_write
+
+
+async def profile_rows(
+    env: Environment,
+    client: ClientLike,
+    model: ModelLike,
+    *,
+    num_rows: int,
+    rollouts_per_example: int,
+    **sampling_args: object,
+) -> tuple[list[Example], list[RowProfile]]:
+    """Run ``num_rows`` of the training rows (-1 = all) ``rollouts_per_example`` times each with a model.
+
+    *Raises* ConfigError where nothing says what solved means, and as a run does.
+    """
+    table = (env.train_table if env.train_table is not None else env.eval_table).take(num_rows)
+    examples = list(table)
+    rows = [example.row for example in examples for _ in range(rollouts_per_example)]
+    results = await env.a_generate(rows, client, model, sampling_args=sampling_args, keep_states=False)
+    solved: dict[object, list[float]] = {}
+    for output, success in zip(results.outputs, successes(results.outputs, env.pass_threshold), strict=True):
+        solved.setdefault(output["example_id"], []).append(success)
+    if all(math.isnan(success) for group in solved.values() for success in group):
+        raise ConfigError(
+            "no rollout has a known success: the reward is graded and the rubric names no success metric, or nothing "
+            "was scored; name one with vf.Rubric(…, success=…)"
+        )
+    profiles = []
+    for example in examples:
+        known = [success for success in solved.get(example.example_id, []) if not math.isnan(success)]
+        profiles.append(RowProfile(example.example_id, example.hash, round(sum(known)), len(known)))
+    return examples, profiles
+
+
+def write_useful(path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile]) -> int:
+    """Write the useful rows as JSON lines, with ``example_hash`` and ``pass_rate``; return their number.
+
+    ``env.set_kwargs(keep_rows=path)`` keeps only these rows of an environment.
+    """
+    lines = []
+    for example, profile in zip(examples, profiles, strict=True):
+        if profile.kind == "useful":
+            rate = profile.num_solved / profile.num_rollouts
+            lines.append(encode_row({**example.row, "example_hash": example.hash, "pass_rate": rate}) + b"\n")
+    atomic_write(path, b"".join(lines))
+    return len(lines)

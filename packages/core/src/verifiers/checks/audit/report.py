@@ -1,0 +1,156 @@
+"""The result of an audit, as values, as JSON and as one page of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from verifiers.checks.report import Finding
+
+MAX_SHOWN = 6
+"""Non-solutions on the page; the JSON has all of them."""
+WIDTH = 52
+NEED_THE_ANSWER = ("hedge", "odd form")
+"""Families whose replies contain the right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """What one way to reply earned: means over ``num_rows`` rows, NaN where unknown."""
+
+    name: str
+    family: str
+    reward: float
+    success: float
+    """Share of the rows counted as solved; NaN where nothing says what solved means."""
+    share_wrong_paid: float
+    """Of the rows where it was not the right answer, the share that was paid like a solution."""
+    num_rows: int
+    is_task: bool = False
+    """It is the right answer in at least half of the rows: the task itself, and no non-solution."""
+    sample: str = ""
+    """One of its replies, cut."""
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether a model could reply so without solving the task: it is not the task, and needs no right answer."""
+        return not self.is_task and self.family not in NEED_THE_ANSWER
+
+
+@dataclass(frozen=True, slots=True)
+class RowProfile:
+    """How often a model solved one row."""
+
+    example_id: Any
+    example_hash: str
+    num_solved: int
+    num_rollouts: int
+
+    @property
+    def kind(self) -> str:
+        """ "dead" (never solved), "solved" (always) or "useful": only there a group of rollouts has a gradient."""
+        if self.num_solved == 0:
+            return "dead"
+        return "solved" if self.num_solved == self.num_rollouts else "useful"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """All findings of ``audit_environment``, and what was paid for what."""
+
+    environment: str
+    errors: tuple[Finding, ...] = ()
+    """Ways to be paid without solving the task, and rows that cannot be trusted."""
+    warnings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Parts that were not audited, and neutral observations."""
+    success_metric: str | None = None
+    """What counts as solved; "reward" where every reward is 0 or 1."""
+    oracle: Paid | None = None
+    """What a right answer earned; None without one."""
+    non_solutions: tuple[Paid, ...] = ()
+    """The highest reward first."""
+    profile: tuple[RowProfile, ...] = ()
+    num_rows: int = 0
+    num_rollouts: int = 0
+    seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Package, version and content hash; see ``certificate``."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no errors; warnings do not count."""
+        return not self.errors
+
+    @property
+    def best_non_solution(self) -> Paid | None:
+        """What pays most without solving the task: the line below which a learning curve shows nothing."""
+        played = [paid for paid in self.non_solutions if paid.is_policy]
+        return max((paid for paid in played if not math.isnan(paid.reward)), key=lambda paid: paid.reward, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; unknown numbers are None."""
+        content = asdict(self)
+        content["ok"] = self.ok
+        best = self.best_non_solution
+        content["best_non_solution"] = None if best is None else asdict(best)
+        content["profile"] = [{**asdict(row), "kind": row.kind} for row in self.profile]
+        plain = _plain(content)
+        assert isinstance(plain, dict)
+        return plain
+
+    def __str__(self) -> str:
+        verdict = "no way to be paid without solving it was found" if self.ok else _counted(self.errors, "error")
+        if self.ok and not self.non_solutions:
+            verdict = "the reward was not audited"
+        warned = f", {_counted(self.warnings, 'warning')}" if self.warnings else ""
+        lines = [f"{self.environment}: {verdict}{warned}"]
+        lines.append(f"  {self.num_rollouts:,} rollouts of {self.num_rows} rows, {self.seconds:.1f} s, no model")
+        solved = self.success_metric or "not known (the reward is graded and no success metric is named)"
+        lines.append(f"  success metric   {solved}")
+        if self.non_solutions:
+            lines.append(f"  {'':<{WIDTH}}reward   solved   paid though wrong")
+            lines += self._table()
+        if self.profile:
+            kinds = [row.kind for row in self.profile]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("dead", "solved", "useful"))
+            lines.append(f"  rows for this model: {counts}, of {len(kinds)}")
+        lines += [f"  error {finding}" for finding in self.errors]
+        lines += [f"  warning {finding}" for finding in self.warnings]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        """The right answer, and the non-solutions that earned most."""
+        lines = [] if self.oracle is None else [_line("a right answer", self.oracle)]
+        played = [paid for paid in self.non_solutions if paid.is_policy or paid.share_wrong_paid > 0]
+        earning = [paid for paid in played if paid.reward > 0]
+        lines += [_line(paid.name, paid) for paid in earning[:MAX_SHOWN]]
+        if rest := len(played) - len(earning[:MAX_SHOWN]):
+            earned = "earned nothing" if len(earning) <= MAX_SHOWN else "earned no more"
+            lines.append(f"  {rest} {'more ' if earning else ''}non-solutions {earned}")
+        return lines
+
+
+def _line(name: str, paid: Paid) -> str:
+    label = name if len(name) < WIDTH else name[: WIDTH - 2] + "…"
+    wrong = "" if math.isnan(paid.share_wrong_paid) else f"{paid.share_wrong_paid:.0%}"
+    return f"  {label:<{WIDTH}}{_number(paid.reward):<9}{_number(paid.success):<9}{wrong}"
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.3f}"
+
+
+def _counted(findings: Sequence[Finding], name: str) -> str:
+    return f"{len(findings)} {name}{'' if len(findings) == 1 else 's'}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,124 @@
+"""What the rows themselves give away: answers in prompts, equal rows, contradictions, overlap of the two sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from verifiers.checks.audit.answers import answer_text, question_of
+from verifiers.checks.audit.panel import Answers
+from verifiers.checks.report import Findings
+from verifiers.data.examples import Example
+from verifiers.data.messages import message_text
+from verifiers.environments.base import Environment
+
+LEAK_SHARE, REPEAT_SHARE = 0.5, 0.2
+GUESSABLE, GUESSED = 0.6, 0.9
+"""Shares of rows with the most frequent answer that are a warning and an error."""
+MIN_ROWS = 5
+"""Rows below which shares say nothing."""
+_NAMED = r"\b(?:answer|solution|result|key|gold|label|target|expected)\b[\s\"'*`]*(?:is|:|=|->|\])[\s\"'*`]*"
+
+
+def check_rows(env: Environment, train: Sequence[Example], held_out: Sequence[Example], findings: Findings) -> None:
+    """Report what needs no rollout."""
+    rows = train or held_out
+    if len(rows) < MIN_ROWS:
+        findings.note(f"{len(rows)} rows: answers and repetitions were not compared")
+        return
+    _check_leaks(rows, findings)
+    is_single = env.max_turns == 1 and not env.tool_defs
+    _check_repeats(rows, findings, is_single)
+    _check_overlap(train, held_out, findings, is_single)
+    share = Answers.of(rows).share
+    if is_single and share >= GUESSABLE:
+        report = findings.error if share >= GUESSED else findings.warn
+        report(
+            "answer-is-guessable",
+            f"always the same reply is right in {share:.0%} of the rows: {Answers.of(rows).texts[0][:60]!r}",
+            "the dataset",
+            "balance the answers, or ask for something that cannot be guessed",
+        )
+
+
+def _check_leaks(rows: Sequence[Example], findings: Findings) -> None:
+    leaking = [example for example in rows if _leak(example)]
+    if len(leaking) >= LEAK_SHARE * len(rows):
+        findings.error(
+            "answer-in-the-prompt",
+            f"{len(leaking)} of {len(rows)} prompts give their answer away: {_leak(leaking[0])!r} (example "
+            f"{leaking[0].example_id})",
+            "the dataset",
+            "keep the answer in the column 'answer', out of the prompt and of what the environment says",
+        )
+
+
+def _leak(example: Example) -> str:
+    """The place where a prompt names its answer, or shows it outside of the question; "" without one."""
+    answer = answer_text(example).strip()
+    if not answer:
+        return ""
+    prompt = example.row["prompt"]
+    question = question_of(example)
+    if (named := re.search(_NAMED + re.escape(answer) + r"(?!\w)", question, re.IGNORECASE)) is not None:
+        return named[0]
+    system = [] if isinstance(prompt, str) else [message_text(m) for m in prompt if m.get("role") == "system"]
+    whole = rf"(?<![\w.-]){re.escape(answer)}(?![\w-])"
+    if len(answer) > 2 and any(re.search(whole, text) for text in system):
+        return f"system message with {answer[:60]}"
+    comment = re.search(r"<!--.*?-->|\[\[.*?\]\]|\(\(.*?\)\)|#\s*[A-Za-z]+:.*$", question, re.DOTALL | re.MULTILINE)
+    return comment[0] if comment is not None and re.search(whole, comment[0]) else ""
+
+
+def _prompt_key(example: Example) -> str:
+    prompt = example.row["prompt"]
+    text = prompt if isinstance(prompt, str) else json.dumps([[m.get("role"), message_text(m)] for m in prompt])
+    return " ".join(text.casefold().split())
+
+
+def _row_key(example: Example, is_single: bool) -> str:
+    """What makes a row another one: its prompt; of several turns also its answer and ``info``."""
+    rest = "" if is_single else json.dumps([answer_text(example), example.row["info"]], sort_keys=True, default=str)
+    return _prompt_key(example) + rest
+
+
+def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool) -> None:
+    by_prompt: dict[str, list[Example]] = defaultdict(list)
+    for example in rows:
+        by_prompt[_row_key(example, is_single)].append(example)
+    repeated = sum(len(group) - 1 for group in by_prompt.values())
+    contradicting = [g for g in by_prompt.values() if len({answer_text(example) for example in g}) > 1]
+    if contradicting:
+        one, other, *_ = contradicting[0]
+        findings.error(
+            "rows-contradict-each-other",
+            f"{len(contradicting)} prompts have rows with different answers: examples {one.example_id} and "
+            f"{other.example_id} ask the same",
+            "the dataset",
+            "remove one of them, or accept both answers",
+        )
+    elif repeated:
+        report = findings.error if repeated >= REPEAT_SHARE * len(rows) else findings.warn
+        report(
+            "rows-are-repeated",
+            f"{repeated} of {len(rows)} rows repeat an earlier one",
+            "the dataset",
+            "remove them: a repeated row counts as often as it stands there",
+        )
+
+
+def _check_overlap(train: Sequence[Example], held_out: Sequence[Example], findings: Findings, is_single: bool) -> None:
+    if not train or not held_out:
+        return
+    seen = {_row_key(example, is_single) for example in train}
+    shared = [example for example in held_out if _row_key(example, is_single) in seen]
+    if shared:
+        findings.error(
+            "train-and-eval-overlap",
+            f"{len(shared)} of {len(held_out)} evaluation rows ask what a training row asks (first: example "
+            f"{shared[0].example_id})",
+            "the evaluation set",
+            "split the rows, for example dataset.train_test_split(test_size=0.1, seed=0)",
+        )

@@ -1,0 +1,162 @@
+"""``vf-compare``: is one run better than another, by how much, and how sure is that. Reads runs only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifiers.results.agreement import Agreement
+    from verifiers.results.comparison import Comparison, Difference, Measured
+
+ABOUT = """Compare evaluations example by example: each RUN with the first one of its environment.
+
+RUN is a run's folder or a results file. An example counts once, as the mean over its rollouts. The interval is 95%;
+p is adjusted for the number of comparisons (Holm).
+
+\b
+  vf-compare outputs/evals/reverse-text--a/1f00 outputs/evals/reverse-text--b/2c11
+  vf-compare BASE NEW --metrics reward,exact_match
+  vf-compare BASE NEW --fail-if-worse        exit code 1 when NEW is worse, for CI
+  vf-compare RUN --labels info.human         how far a judge is to be trusted
+"""
+WORSE = 1
+"""Exit code of ``--fail-if-worse``."""
+
+
+def run(call: Call) -> None:
+    """Compare the runs and print every difference. *Raises* ``ConfigError``."""
+    from verifiers.results.comparison import compare_runs
+
+    options = call.options
+    metrics = [name.strip() for name in options["metrics"].split(",") if name.strip()]
+    if options["labels"] is not None:
+        _compare_with_labels(call, metrics)
+        return
+    runs = _load(call.words)
+    if metrics == ["all"]:
+        metrics = list(dict.fromkeys(name for one in runs for name in one.values))
+    if not options["detect"] > 0:
+        raise ConfigError(f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect")
+    comparison = compare_runs(runs, metrics, detect=options["detect"], anyway=options["anyway"])
+    call.facts.update(comparison.to_dict())
+    for line in text_of(comparison):
+        call.say(line)
+    if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
+        refused = comparison.refused[0]
+        raise ConfigError(
+            f"{refused.run} and {refused.baseline} were not compared: {refused.sentence()} (--anyway compares runs "
+            "that share examples)"
+        )
+    worse = [found for found in comparison.differences if found.verdict == "worse" or found.verdict == "lower"]
+    if options["fail_if_worse"] and worse:
+        call.exit_code = WORSE
+        call.note(f"vf-compare: {len(worse)} of {len(comparison.differences)} comparisons are worse")
+
+
+def _load(words: list[str]) -> list[Measured]:
+    """The runs of the command line, each with a name of its own."""
+    from verifiers.results import load_results
+    from verifiers.results.outputs import measured
+    from verifiers.storage.directory import read_config
+
+    if len(words) < 2:
+        raise ConfigError("name two or more runs: vf-compare RUN RUN")
+    runs: list[tuple[str, Any, dict[str, Any] | None]] = []
+    for word in words:
+        folder = Path(word) if Path(word).is_dir() else Path(word).parent
+        runs.append((word.rstrip("/"), load_results(word), (read_config(folder) or {}).get("config")))
+    if len({name for name, _, _ in runs}) < len(runs):
+        raise ConfigError("a run is named twice; a run compared with itself shows nothing")
+    return measured(runs)
+
+
+def _compare_with_labels(call: Call, metrics: list[str]) -> None:
+    """Compare a judge's metrics of one run with labels. *Raises* ``ConfigError``."""
+    from verifiers.results import load_results
+
+    word, column = one_word(call, "one run with --labels: vf-compare RUN --labels info.human"), call.options["labels"]
+    results = load_results(word)
+    found = [results.agreement(column, metric, call.options["threshold"]) for metric in metrics]
+    call.facts["agreement"] = [one.to_dict() for one in found]
+    for one in found:
+        call.say("\n".join(_agreement_lines(one)))
+
+
+def _agreement_lines(found: Agreement) -> list[str]:
+    corrected = f"{found.corrected_mean:.3f}, 95% from {found.low:.3f} to {found.high:.3f}"
+    if found.corrected_mean != found.corrected_mean:
+        corrected = "unknown: the labels are of one kind only, or the judge is no better than chance"
+    return [
+        f"{found.metric} against {found.labels}: {found.num_labelled} of {found.num_rollouts} rollouts are labelled",
+        f"  kappa        {found.kappa:.3f} ± {found.kappa_stderr:.3f} (standard error), agreement {found.accuracy:.3f}",
+        f"  of the yes   {found.sensitivity:.3f} called yes ({found.true_yes} of {found.true_yes + found.false_no})",
+        f"  of the no    {found.specificity:.3f} called no ({found.true_no} of {found.true_no + found.false_yes})",
+        f"  judged mean  {found.judged_mean:.3f} over all rollouts",
+        f"  corrected    {corrected}",
+    ]
+
+
+def text_of(comparison: Comparison) -> list[str]:
+    """The lines of a comparison, for people."""
+    letters = {run.name: _letter(number) for number, run in enumerate(comparison.runs)}
+    lines = []
+    for run in comparison.runs:
+        size = sum(map(len, run.values["reward"].values()))
+        counts = f"{len(run.values['reward'])} examples, {size} rollouts"
+        lines.append(f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} · {run.name}")
+    for found in comparison.differences:
+        lines += ["", *_difference_lines(found, letters[found.baseline], letters[found.run])]
+    for pair in comparison.refused:
+        lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
+    return lines
+
+
+def _difference_lines(found: Difference, a: str, b: str) -> list[str]:
+    stderr = f" ± {found.stderr:.3f} (standard error)" if found.stderr == found.stderr else ""
+    interval = f", 95% from {found.low:+.3f} to {found.high:+.3f}" if found.low == found.low else ""
+    means = f"{a} {found.baseline_mean:.3f}, {b} {found.run_mean:.3f}"
+    lines = [
+        f"{b} − {a}  {found.metric}: {found.sentence()}",
+        f"  means        {means}",
+        f"  difference   {found.difference:+.3f}{stderr}{interval}",
+        f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost}, {found.equal} equal",
+        f"  test         {found.test}, p = {found.p:.3g}, adjusted {found.p_adjusted:.3g}",
+    ]
+    if any(found.unpaired):
+        lines.append(f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only in {b}")
+    return lines + [f"  note         {note}" for note in found.notes]
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
+
+
+COMMAND = SmallCommand(
+    name="vf-compare",
+    about=ABOUT,
+    metavar="PATH PATH ...",
+    options=[
+        click.Option(["--metrics"], default="reward", metavar="A,B", help="What to compare; all: everything [reward]."),
+        click.Option(
+            ["--detect"], default=0.05, type=float, metavar="X", help="Difference to plan examples for [0.05]."
+        ),
+        click.Option(
+            ["--labels"], metavar="COLUMN", help="Compare a judge in one run with labels, for example info.human."
+        ),
+        click.Option(["--threshold"], default=0.5, type=float, metavar="X", help="Value that is a yes [0.5]."),
+        click.Option(["--anyway"], is_flag=True, help="Compare runs with other settings or rewards too; noted."),
+        click.Option(["--fail-if-worse"], is_flag=True, help="Exit with 1 when a run is worse than its baseline."),
+    ],
+    keys=("runs", "differences", "refused", "agreement"),
+    action=run,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

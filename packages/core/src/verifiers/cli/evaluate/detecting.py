@@ -1,0 +1,55 @@
+"""``vf-eval --detect X``: how many rows and rollouts show a difference of X between two runs. Sends no request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from verifiers.cli.evaluate.planning import Prepared
+from verifiers.data.messages import escape_control
+from verifiers.errors import ConfigError, VerifiersError
+from verifiers.results import load_results
+from verifiers.results.comparison import DETECT
+from verifiers.results.outputs import measured
+from verifiers.results.planning import ASSUMED, Spread, detectable, sizes
+from verifiers.storage.directory import RESULTS_NAME
+
+
+def detect_lines(prepared: Sequence[Prepared], difference: float) -> Iterator[str]:
+    """The table of each evaluation. *Raises* ConfigError for a difference of 0."""
+    if not difference > 0:
+        raise ConfigError(f"--detect is {difference:g}; it must be a difference above 0, for example {DETECT}")
+    for one in prepared:
+        yield from map(escape_control, _lines(one, difference))
+
+
+def _lines(prepared: Prepared, difference: float) -> Iterator[str]:
+    spread, origin = _spread(prepared)
+    yield f"{prepared.label}: to show a difference of {difference:g} between two runs"
+    yield "  (at 5%, with probability 80%; both runs have the same rows)"
+    yield f"  spread    {spread.between:.3f} between rows, {spread.within:.3f} between rollouts of a row; {origin}"
+    yield "  rollouts per row    rows, if both find the same rows hard … if not"
+    for size in sizes(spread, difference):
+        yield f"  {size.siblings:>16}    {size.at_least:,} … {size.at_most:,}"
+    siblings, rows = prepared.settings.rollouts_per_example, len(prepared.env.eval_table)
+    low, high = detectable(spread, rows, siblings)
+    yield f"  all {rows:,} rows × {siblings} show a difference of {low:.3f} … {high:.3f}"
+    yield ""
+
+
+def _spread(prepared: Prepared) -> tuple[Spread, str]:
+    """The spread of the largest saved run of this environment and model, else an assumption; and where it is from."""
+    best: tuple[int, Spread, Path] | None = None
+    folder = prepared.path.parent if prepared.path is not None else None
+    for file in sorted(folder.glob(f"*/{RESULTS_NAME}")) if folder is not None else ():
+        try:
+            results = load_results(file.parent)
+        except VerifiersError:  # a damaged run says nothing about the spread
+            continue
+        (run,) = measured([(str(file.parent), results, None)])
+        spread = Spread.of(run.values["reward"])
+        if spread is not None and (best is None or len(results) > best[0]):
+            best = len(results), spread, file.parent
+    if best is not None:
+        return best[1], f"from {best[2]}"
+    return ASSUMED, "assumed for a reward of 0 or 1: no saved run of this model has several rollouts per row"

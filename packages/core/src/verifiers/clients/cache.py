@@ -1,0 +1,136 @@
+"""A durable cache of completions, opt-in: a request that was answered before is answered from disk and costs nothing.
+
+The promise: an entry is used for an equal request only: same endpoint and client settings, messages, tools, sampling
+arguments, seed, and the same sample (``ModelRequest.sample``: which sibling, which turn), so that siblings stay
+different samples. An entry is one file, written atomically: concurrent processes and kill -9 leave whole entries or
+none, and a damaged one is a miss.
+
+Only requests that say which sample they are, are cached: those of environments and of judges. The model behind an
+endpoint is taken to be the same while its name is; delete the folder when that has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verifiers.clients.payload import to_body
+from verifiers.errors import ConfigError
+from verifiers.runtime.json import canonical_json
+from verifiers.storage.files import atomic_write
+from verifiers.types import ModelRequest
+
+_writing: set[Path] = set()
+"""Entries that a thread of this process is writing: ``atomic_write`` has one temporary name per process and file."""
+_lock = threading.Lock()
+_current: ContextVar[CompletionCache | None] = ContextVar("verifiers_cache", default=None)
+
+
+class _Entry(msgspec.Struct):
+    request: msgspec.Raw
+    reply: msgspec.Raw
+
+
+_DECODER = msgspec.json.Decoder(_Entry)
+
+
+class CompletionCache:
+    """Replies of endpoints by request, below ``folder``. *Raises* ConfigError when it cannot be created."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.num_hits = 0
+        self.num_misses = 0
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the cache cannot be kept in {folder}: {error.strerror or error}", path=str(folder)
+            ) from error
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Cache the requests of this context, and of tasks that start in it."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    async def get(self, key: str) -> bytes | None:
+        """The body of the reply to an equal request; None without one."""
+        reply = await asyncio.to_thread(self._read, key)
+        if reply is None:
+            self.num_misses += 1
+        else:
+            self.num_hits += 1
+        return reply
+
+    async def put(self, key: str, request: bytes, reply: bytes) -> None:
+        """Store the body of a reply, unless another call of this process is storing one for an equal request.
+
+        *Raises* ConfigError when it cannot be written.
+        """
+        entry = msgspec.json.encode(_Entry(msgspec.Raw(request), msgspec.Raw(reply)))
+        try:
+            await asyncio.to_thread(self._write, key, entry)
+        except OSError as error:
+            raise ConfigError(f"the cache in {self.folder} cannot be written: {error.strerror or error}") from error
+
+    def summary(self) -> dict[str, Any]:
+        """``folder hits misses`` since it was opened."""
+        return {"folder": str(self.folder), "hits": self.num_hits, "misses": self.num_misses}
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key[2:]}.json"
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return bytes(_DECODER.decode(self._path(key).read_bytes()).reply)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write(self, key: str, entry: bytes) -> None:
+        path = self._path(key).absolute()
+        with _lock:
+            if path in _writing:
+                return
+            _writing.add(path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            atomic_write(path, entry)
+        finally:
+            with _lock:
+                _writing.remove(path)
+
+
+def current_cache() -> CompletionCache | None:
+    """The cache of this context, for requests that say which sample they are."""
+    return _current.get()
+
+
+def request_content(request: ModelRequest) -> bytes:
+    """The JSON body of a request, under one name of the token limit."""
+    return to_body(request, "max_tokens")
+
+
+def cache_key(base_url: str, identity: object, request: ModelRequest, content: bytes) -> str:
+    """The key of a request: SHA-256 over everything that may change its reply."""
+    parts = {"base_url": base_url, "client": identity, "type": request.message_type, "sample": request.sample}
+    return hashlib.sha256(canonical_json(parts) + b"\n" + content).hexdigest()
+
+
+def is_cacheable(client: object) -> bool:
+    """Whether the replies of a client are cached: those over HTTP, to a server outside this process."""
+    members = getattr(client, "members", None)
+    if members is not None:
+        return all(is_cacheable(member) for member, _ in members)
+    return bool(getattr(client, "is_cacheable", False))

@@ -1,0 +1,229 @@
+"""What the dialects share: fields of bodies, tool arguments, usage, sampling arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from verifiers.clients.dialects.protocol import StreamedError
+from verifiers.clients.payload import split_arguments
+from verifiers.errors import ConfigError, MalformedResponse
+from verifiers.types import Message, ModelRequest, ToolCall, Usage
+
+SAMPLING_NAMES = (
+    "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repetition_penalty min_tokens "
+    "logprobs top_logprobs logit_bias parallel_tool_calls return_token_ids"
+).split()
+"""Sampling arguments that every dialect and every engine names alike."""
+_STATUS_OF = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+RAW_ARGUMENTS = "_arguments"
+"""Key of tool arguments that are no JSON object, in a dialect where they have to be one."""
+
+
+_OF_ANOTHER_FORM = (AttributeError, LookupError, TypeError)
+"""Raised where a field holds another type than the dialect says."""
+
+
+@contextmanager
+def reading_request(dialect: str) -> Iterator[None]:
+    """Raises: ``ConfigError`` for a field of another type in the request of a program."""
+    try:
+        yield
+    except _OF_ANOTHER_FORM as error:
+        raise ConfigError(f"the body is no request of the {dialect} API: {error}") from error
+
+
+@contextmanager
+def reading_answer(dialect: str, where: str) -> Iterator[None]:
+    """Raises: ``MalformedResponse`` for a field of another type in the answer of ``where``."""
+    try:
+        yield
+    except _OF_ANOTHER_FORM as error:
+        raise MalformedResponse(f"{where} answered 200, but not in the form of the {dialect} API: {error}") from error
+
+
+@contextmanager
+def reading_event(dialect: str) -> Iterator[None]:
+    """Raises: ``ValueError`` for a field of another type in an event."""
+    try:
+        yield
+    except _OF_ANOTHER_FORM as error:
+        raise ValueError(f"no event of the {dialect} API: {error}") from error
+
+
+def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling arguments that are named alike."""
+    return {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
+
+
+def require(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a field. Raises: ``ConfigError`` for another type."""
+    value = body.get(name)
+    if not isinstance(value, kind):
+        given = "is missing" if value is None else f"is {type(value).__name__}"
+        raise ConfigError(f"{name} {given}: it must be {expected}", key=name)
+    return value
+
+
+def entries(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return a field that is a list of objects; [] when absent. Raises: ``ConfigError`` for anything else."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise ConfigError(f"{name} must be a list of objects", key=name)
+    return value
+
+
+def inner(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object in a field of an event. Raises: ``ValueError`` where there is none."""
+    value = event.get(name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"an event {event.get('type')!r} has no {name}")
+    return value
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return tool arguments as an object; text that is none is put under ``RAW_ARGUMENTS``.
+
+    >>> arguments_object('{"a": 1}'), arguments_object("[1")
+    ({'a': 1}, {'_arguments': '[1'})
+    """
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {RAW_ARGUMENTS: arguments}
+
+
+def arguments_text(arguments: object) -> str:
+    """Return an object of tool arguments as JSON text; reverses `arguments_object`."""
+    if isinstance(arguments, str):
+        return arguments
+    if isinstance(arguments, Mapping) and arguments.keys() == {RAW_ARGUMENTS}:
+        return str(arguments[RAW_ARGUMENTS])
+    return json.dumps(arguments if arguments is not None else {})
+
+
+def calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
+    """Return the tool calls of a message."""
+    return [
+        call if isinstance(call, ToolCall) else ToolCall.from_wire(call) for call in message.get("tool_calls") or ()
+    ]
+
+
+def assistant(text: str, calls: Sequence[ToolCall], reasoning: str, blocks: Sequence[Any] = ()) -> Message:
+    """Return an assistant message without empty fields."""
+    message = Message(role="assistant", content=text or (None if calls else ""))
+    if calls:
+        message["tool_calls"] = list(calls)
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if blocks:
+        message["thinking_blocks"] = list(blocks)
+    return message
+
+
+def says_the_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Return whether two assistant messages have equal text and tool calls, in whatever spelling of the arguments."""
+
+    def content_of(message: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        calls = [(call["id"], call.name, arguments_object(call.arguments)) for call in calls_of(message)]
+        return text_of(message.get("content")), calls
+
+    return content_of(a) == content_of(b)
+
+
+def text_of(content: object) -> str:
+    """Return the text of a content: of text, or of its text parts.
+
+    >>> text_of([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]), text_of(None)
+    ('a', '')
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+def collapsed(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as content: one text part is its text, none are ""."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        return str(parts[0]["text"])
+    return parts
+
+
+def limited_arguments(request: ModelRequest, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (known arguments with ``max_tokens``, all others), without what a chat completion alone has.
+
+    Raises: ``ConfigError`` for a request that needs token ids, which the dialect does not carry.
+    """
+    if request.require_tokens:
+        raise ConfigError(f"the {dialect} API returns no token ids: use a client of type openai_chat_completions")
+    if request.message_type == "completion":
+        raise ConfigError(f"the {dialect} API answers conversations: use message_type='chat'")
+    known, extra = split_arguments(request, "max_tokens")
+    known.pop("modalities", None)
+    return known, extra
+
+
+def refuse_rest(known: Mapping[str, Any], dialect: str) -> None:
+    """Raises: ``ConfigError`` that names an argument which the dialect does not have."""
+    for name in known:
+        raise ConfigError(f"the {dialect} API has no sampling argument {name!r}: remove it", key=name)
+
+
+def count(usage: object, *names: str) -> int:
+    """Return a number at a path of names; 0 where there is none."""
+    for name in names:
+        usage = usage.get(name) if isinstance(usage, Mapping) else None
+    return usage if isinstance(usage, int) and not isinstance(usage, bool) else 0
+
+
+def openai_usage(usage: Usage, prompt: str, completion: str) -> dict[str, Any]:
+    """Return the usage in OpenAI's form, whose two counts are named differently in its two APIs."""
+    return {
+        f"{prompt}_tokens": usage.prompt_tokens,
+        f"{prompt}_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        f"{completion}_tokens": usage.completion_tokens,
+        f"{completion}_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def malformed(where: str, name: str, what: str) -> MalformedResponse:
+    """Return the error of an answer whose field is not as the dialect says."""
+    return MalformedResponse(f"{where} answered 200, but {name} {what}", field=name)
+
+
+def streamed_error(error: object) -> StreamedError:
+    """Return the error of an error event, whose ``code`` or ``type`` stands for a status; 500 for an unknown one.
+
+    >>> streamed_error({"type": "overloaded_error", "message": "Overloaded"}).status
+    529
+    """
+    fields = error if isinstance(error, Mapping) else {}
+    code, kind = fields.get("code"), fields.get("type")
+    status = code if isinstance(code, int) else _STATUS_OF.get(str(code), _STATUS_OF.get(str(kind), 500))
+    return StreamedError(status, json.dumps({"error": error}, ensure_ascii=False))

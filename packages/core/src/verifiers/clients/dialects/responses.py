@@ -1,0 +1,683 @@
+"""Responses (``POST /responses``), the dialect of OpenAI's newer API and of Codex.
+
+Source: https://platform.openai.com/docs/api-reference/responses. Differences from a conversation of this library:
+
+* What the model said in one turn is several items; they are one assistant message here.
+* Reasoning with ``encrypted_content`` is kept verbatim in ``thinking_blocks`` and sent back; reasoning without it is
+  ``reasoning_content`` alone.
+* Tools with free text as input (``custom``), the ``local_shell`` and tools inside a namespace are functions for the
+  model; their calls are written in their own form (`ToolForm`). Tools that run at the vendor are dropped by name.
+* Nothing is stored between calls: ``previous_response_id`` and references to items are refused.
+* The role ``developer`` is read as ``system``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count as numbers
+from typing import Any
+
+from verifiers.clients.dialects import sse
+from verifiers.clients.dialects.common import (
+    arguments_object,
+    assistant,
+    calls_of,
+    collapsed,
+    count,
+    entries,
+    limited_arguments,
+    malformed,
+    openai_usage,
+    reading_answer,
+    reading_event,
+    reading_request,
+    refuse_rest,
+    require,
+    sampling_of,
+    says_the_same,
+    streamed_error,
+)
+from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
+from verifiers.clients.failures import refuses_argument
+from verifiers.clients.payload import chat_messages
+from verifiers.errors import ConfigError
+from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall, Usage
+
+NAME = "responses"
+PATHS = ("responses",)
+ENCRYPTED = "reasoning.encrypted_content"
+
+_CALLS = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
+_OUTPUTS = frozenset(("function_call_output", "custom_tool_call_output", "local_shell_call_output"))
+_OTHER_DIALECT = frozenset(("thinking", "redacted_thinking", "text", "tool_use"))
+_KEPT_ELSEWHERE = ("previous_response_id", "conversation", "background", "prompt")
+_REPEATED = ("instructions", "metadata", "text", "truncation", "store", "user", "prompt_cache_key", "reasoning")
+_FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_SHELL = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}},
+        "timeout_ms": {"type": "integer"},
+        "working_directory": {"type": "string"},
+    },
+    "required": ["command"],
+}
+_NAMED_ALIKE = (
+    "temperature top_p top_logprobs parallel_tool_calls metadata service_tier store user safety_identifier "
+    "prompt_cache_key"
+).split()
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+# --- of a server ------------------------------------------------------------------------------------------------
+
+
+@reading_request(NAME)
+def parse_request(body: Mapping[str, Any]) -> DialectRequest:
+    """Read the body of a model call. Raises: ``ConfigError`` that names the field."""
+    model = require(body, "model", str, "the name of a model")
+    given = require(body, "input", (str, list), "text or a list of items")
+    for name in _KEPT_ELSEWHERE:
+        if body.get(name):
+            raise ConfigError(f"{name} is not offered here, nothing is stored: send the whole input", key=name)
+    sampling = sampling_of(body)
+    if body.get("max_output_tokens") is not None:
+        sampling["max_tokens"] = body["max_output_tokens"]
+    if effort := (body.get("reasoning") or {}).get("effort"):
+        sampling["reasoning_effort"] = effort
+    text = body.get("text") or {}
+    if text.get("verbosity"):
+        sampling["verbosity"] = text["verbosity"]
+    if (form := text.get("format") or {}).get("type", "text") != "text":
+        schema = {name: value for name, value in form.items() if name != "type"}
+        sampling["response_format"] = {"type": form["type"]} | ({"json_schema": schema} if schema else {})
+    tools, forms, dropped = _tools_read(entries(body, "tools"))
+    if choice := _choice_read(body.get("tool_choice"), forms):
+        sampling["tool_choice"] = choice
+    messages = [Message(role="system", content=body["instructions"])] if body.get("instructions") else []
+    if isinstance(given, str):
+        messages.append(Message(role="user", content=given))
+    else:
+        messages += _messages_read(entries(body, "input"))
+    return DialectRequest(
+        messages=messages,
+        model=model,
+        tools=tuple(tools),
+        sampling_args=sampling,
+        stream=bool(body.get("stream")),
+        tool_forms=forms,
+        dropped_tools=tuple(dropped),
+        settings={name: body[name] for name in (*_REPEATED, "tools", "tool_choice") if body.get(name) is not None},
+    )
+
+
+def _tools_read(given: Sequence[Mapping[str, Any]]) -> tuple[list[Tool], dict[str, ToolForm], list[str]]:
+    """(tools as functions, forms of those that are none, names of those that are dropped)."""
+    tools: list[Tool] = []
+    forms: dict[str, ToolForm] = {}
+    dropped: list[str] = []
+    flat = [(None, tool) for tool in given if tool.get("type") != "namespace"]
+    nested = [(space, tool) for space in given if space.get("type") == "namespace" for tool in entries(space, "tools")]
+    for space, tool in [*flat, *nested]:
+        kind, name = tool.get("type"), str(tool.get("name") or tool.get("type"))
+        namespace = None if space is None else str(space.get("name"))
+        seen_as = _seen_as(name, namespace)
+        if kind == "function":
+            tools.append(
+                Tool(seen_as, tool.get("description") or "", tool.get("parameters"), tool.get("strict") or None)
+            )
+        elif kind == "custom":
+            tools.append(Tool(seen_as, _free_text_description(tool), _FREE_TEXT))
+        elif kind == "local_shell":
+            tools.append(Tool(seen_as, "Run a command and return its output.", _SHELL))
+        else:
+            dropped.append(name)
+            continue
+        if kind != "function" or namespace is not None:
+            forms[seen_as] = ToolForm(kind, name, namespace)
+    return tools, forms, dropped
+
+
+def _seen_as(name: str, namespace: str | None) -> str:
+    return name if not namespace else f"{namespace.rstrip('_')}__{name}"
+
+
+def _free_text_description(tool: Mapping[str, Any]) -> str:
+    """The description of a custom tool with the grammar of its input."""
+    form = tool.get("format") or {}
+    parts = [tool.get("description") or ""]
+    if form.get("type") == "grammar":
+        parts.append(f"`input` must match this {form.get('syntax')} grammar:\n{form.get('definition')}")
+    return "\n\n".join(filter(None, parts))
+
+
+def _choice_read(choice: object, forms: Mapping[str, ToolForm]) -> Any:
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        return choice.get("mode") or "auto"
+    name = str(choice.get("name") or choice.get("type"))
+    name = next((seen_as for seen_as, form in forms.items() if form.name == name), name)
+    return {"type": "function", "function": {"name": name}}
+
+
+def _messages_read(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+    messages: list[Message] = []
+    turn: list[Mapping[str, Any]] = []  # what the model said since the last item of another speaker
+
+    def end_turn() -> None:
+        if turn:
+            messages.append(_assistant_read([_as_function(item) for item in turn]))
+            turn.clear()
+
+    for index, item in enumerate(items):
+        kind, role = _kind(item), item.get("role")
+        if kind == "reasoning" or kind in _CALLS or (kind == "message" and role == "assistant"):
+            kinds = {_kind(earlier) for earlier in turn} - {"reasoning"}
+            if (kinds and kind == "reasoning") or (kind == "message" and kinds):
+                end_turn()
+            turn.append(item)
+            continue
+        end_turn()
+        if kind == "message" and role in ("user", "system", "developer"):
+            content = _content_read(item.get("content"), index)
+            messages.append(Message(role="system" if role == "developer" else role, content=content))
+        elif kind in _OUTPUTS:
+            output = item.get("output")
+            content = _content_read(output if output is not None else "", index)
+            messages.append(Message(role="tool", content=content, tool_call_id=str(item.get("call_id") or "")))
+        else:
+            what = f"of type {kind!r}" if kind != "message" else f"of role {role!r}"
+            raise ConfigError(f"input[{index}] is an item {what}, which is not offered here", key="input")
+    end_turn()
+    return messages
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    return str(item.get("type") or "message")
+
+
+def _content_read(content: object, index: int) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+        raise ConfigError(f"input[{index}]: content must be text or a list of parts", key="input")
+    return collapsed([_part_read(part) for part in content])
+
+
+def _part_read(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of our content; a part of another type (``input_file``) stays as it is."""
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": str(part.get("text") or "")}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        detail = part.get("detail")
+        image = {"url": part["image_url"]} | ({"detail": detail} if detail not in (None, "auto") else {})
+        return {"type": "image_url", "image_url": image}
+    return dict(part)
+
+
+def _assistant_read(items: Sequence[Mapping[str, Any]]) -> Message:
+    """The message of one turn's items, with what of them has to go back verbatim."""
+    message = _plain_message(items)
+    verbatim = [dict(item) for item in items if _is_signed(item)]
+    if [_bare(item) for item in items] != [_bare(item) for item in _items_of(message, verbatim)]:
+        verbatim = [dict(item) for item in items]  # several texts, reasoning between calls, phases, other types
+    if verbatim:
+        message["thinking_blocks"] = verbatim
+    return message
+
+
+def _plain_message(items: Sequence[Mapping[str, Any]]) -> Message:
+    """The message that items say to a reader without this dialect."""
+    texts: list[str] = []
+    refusals: list[str] = []
+    calls: list[ToolCall] = []
+    thought: list[str] = []
+    for item in items:
+        kind = _kind(item)
+        if kind in _CALLS:
+            calls.append(_call_read(item))
+        elif kind == "reasoning":
+            thought.append(_thought(item))
+        elif isinstance(item.get("content"), str):
+            texts.append(item["content"])
+        elif kind == "message":
+            for part in item.get("content") or ():
+                texts.append(str(part.get("text") or ""))
+                refusals.append(str(part.get("refusal") or ""))
+    message = assistant("".join(texts), calls, "\n".join(filter(None, thought)))
+    if refusal := "".join(refusals):
+        message["refusal"] = refusal
+    return message
+
+
+def _call_read(item: Mapping[str, Any]) -> ToolCall:
+    kind, name = _kind(item), _seen_as(str(item.get("name") or "local_shell"), item.get("namespace"))
+    call_id = str(item.get("call_id") or item.get("id") or "")
+    if kind == "custom_tool_call":
+        return ToolCall(call_id, name, {"input": str(item.get("input") or "")})
+    if kind == "local_shell_call":
+        action = item.get("action") or {}
+        named = ("command", "timeout_ms", "working_directory")
+        return ToolCall(call_id, name, {field: action[field] for field in named if action.get(field) is not None})
+    return ToolCall(call_id, name, str(item.get("arguments") or "{}"))
+
+
+def _as_function(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An item with a call in another form as the call of a function, as which the model sees the tool."""
+    if _kind(item) not in _CALLS or (_kind(item) == "function_call" and not item.get("namespace")):
+        return item
+    call = _call_read(item)
+    return {"type": "function_call", "call_id": call["id"], "name": call.name, "arguments": call.arguments}
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item: in full where it is open, else its summary."""
+    parts = item.get("content") or item.get("summary") or ()
+    return "\n".join(str(part.get("text") or "") for part in parts)
+
+
+def _is_signed(item: Mapping[str, Any]) -> bool:
+    return _kind(item) == "reasoning" and bool(item.get("encrypted_content"))
+
+
+def _bare(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item without ids, states and fields that are empty."""
+    kind = _kind(item)
+    if kind == "reasoning" and not _is_signed(item):
+        return {"type": kind, "text": _thought(item)}
+    bare = {name: value for name, value in item.items() if name not in ("id", "status", "type") and value}
+    if kind == "message":
+        content = bare.get("content") or ""
+        parts = [{"text": content}] if isinstance(content, str) else content
+        texts = [{n: v for n, v in part.items() if n != "type" and v} for part in parts]
+        bare["content"] = [part for part in texts if part]
+    return {"type": kind, **bare}
+
+
+def response_body(response: Response, request: DialectRequest) -> dict[str, Any]:
+    """Write a response as the body of the answer."""
+    return _answer(response, request, _output(response, request))
+
+
+def _output(response: Response, request: DialectRequest) -> list[dict[str, Any]]:
+    """The items of an answer, with ids, and calls in the form of their tools."""
+    items = []
+    cut = response.finish_reason == "length"
+    written = _assistant_written(response.message)
+    for index, item in enumerate(written):
+        kind = _kind(item)
+        form = request.tool_forms.get(str(item.get("name"))) if kind == "function_call" else None
+        if form is not None:
+            item = _call_written(item, form)
+        state = "incomplete" if cut and index == len(written) - 1 else "completed"
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "item")
+        item = {"id": f"{prefix}_{request.id}_{index}", **item}
+        if kind != "reasoning":
+            item["status"] = state
+        items.append(item)
+    return items
+
+
+def _call_written(item: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+    """A function call as the call of a tool of another form."""
+    arguments = arguments_object(str(item["arguments"]))
+    call = {"call_id": item["call_id"]}
+    if form.kind == "local_shell":
+        command = arguments.get("command")
+        action = {"type": "exec", "env": {}, **arguments, "command": command if isinstance(command, list) else []}
+        return {"type": "local_shell_call", **call, "action": action}
+    space = {"namespace": form.namespace} if form.namespace is not None else {}
+    if form.kind == "custom":
+        text = arguments.get("input")
+        text = text if isinstance(text, str) else str(item["arguments"])
+        return {"type": "custom_tool_call", **call, "name": form.name, "input": text, **space}
+    return {"type": "function_call", **call, "name": form.name, "arguments": item["arguments"], **space}
+
+
+def _head(request: DialectRequest) -> dict[str, Any]:
+    sampling = request.sampling_args
+    settings: dict[str, Any] = {"instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto"}
+    return {
+        **settings,
+        **request.settings,
+        "id": f"resp_{request.id}",
+        "object": "response",
+        "created_at": request.created,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": sampling.get("parallel_tool_calls", True),
+        "temperature": sampling.get("temperature"),
+        "top_p": sampling.get("top_p"),
+        "max_output_tokens": sampling.get("max_tokens"),
+        "previous_response_id": None,
+        "usage": None,
+    }
+
+
+def _answer(response: Response, request: DialectRequest, output: list[dict[str, Any]]) -> dict[str, Any]:
+    body = _head(request) | {
+        "status": "completed",
+        "output": output,
+        "usage": openai_usage(response.usage, "input", "output"),
+    }
+    if response.finish_reason == "length":
+        body |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    elif response.finish_reason == "abort":
+        body |= {"status": "failed", "error": {"code": "server_error", "message": "the generation was aborted"}}
+    return body
+
+
+class _Events:
+    """Writes events with their numbers."""
+
+    def __init__(self, first: int = 0):
+        self._number = numbers(first)
+
+    def __call__(self, kind: str, **fields: object) -> bytes:
+        kind = f"response.{kind}"
+        return sse.event({"type": kind, "sequence_number": next(self._number), **fields}, kind)
+
+
+_OPENING = ("created", "in_progress")
+
+
+def stream_opening(request: DialectRequest) -> Sequence[bytes]:
+    """Write ``response.created`` and ``response.in_progress``."""
+    write = _Events()
+    return [write(kind, response=_head(request)) for kind in _OPENING]
+
+
+def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
+    """Write every item with its parts, and the completed (incomplete, failed) response."""
+    write = _Events(len(_OPENING))
+    output = _output(response, request)
+    for index, item in enumerate(output):
+        yield from _item_events(write, index, item)
+    body = _answer(response, request, output)
+    yield write(body["status"], response=body)
+
+
+def _item_events(write: _Events, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+    kind, place = _kind(item), {"output_index": index, "item_id": item["id"]}
+    empty = item | ({"status": "in_progress"} if "status" in item else {})
+    if kind == "message":
+        yield write("output_item.added", output_index=index, item=empty | {"content": []})
+        for number, part in enumerate(item["content"]):
+            at = place | {"content_index": number}
+            name = "text" if part["type"] == "output_text" else "refusal"
+            extra: dict[str, Any] = {"logprobs": []} if name == "text" else {}
+            event = "output_text" if name == "text" else "refusal"
+            yield write("content_part.added", **at, part=part | {name: ""})
+            yield write(f"{event}.delta", **at, delta=part[name], **extra)
+            yield write(f"{event}.done", **at, **{name: part[name]}, **extra)
+            yield write("content_part.done", **at, part=part)
+    elif kind == "reasoning":
+        yield write("output_item.added", output_index=index, item=empty | {"summary": []})
+        for number, part in enumerate(item.get("summary") or ()):
+            at = place | {"summary_index": number}
+            yield write("reasoning_summary_part.added", **at, part=part | {"text": ""})
+            yield write("reasoning_summary_text.delta", **at, delta=part["text"])
+            yield write("reasoning_summary_text.done", **at, text=part["text"])
+            yield write("reasoning_summary_part.done", **at, part=part)
+    elif kind in ("function_call", "custom_tool_call"):
+        name, event = (
+            ("arguments", "function_call_arguments") if kind == "function_call" else ("input", f"{kind}_input")
+        )
+        yield write("output_item.added", output_index=index, item=empty | {name: ""})
+        yield write(f"{event}.delta", **place, delta=item[name])
+        called = {"name": item["name"]} if kind == "function_call" else {}
+        yield write(f"{event}.done", **place, **{name: item[name]}, **called)
+    else:
+        yield write("output_item.added", output_index=index, item=empty)
+    yield write("output_item.done", output_index=index, item=item)
+
+
+def stream_events(response: Response, request: DialectRequest) -> Iterator[bytes]:
+    """Write a response as a whole stream."""
+    yield from stream_opening(request)
+    yield from stream_rest(response, request)
+
+
+def keep_alive(request: DialectRequest) -> bytes:
+    """Write a ``keepalive``, which restarts the idle clock of a client that does not count comments."""
+    return sse.event({"type": "keepalive", "sequence_number": len(_OPENING) - 1}, "keepalive")
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Write the body of an answer with another status than 200."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": _ERROR_CODES.get(status)}}
+
+
+def error_event(status: int, message: str, request: DialectRequest) -> bytes:
+    """Write ``response.failed``, which ends an opened stream."""
+    error = {"code": _ERROR_CODES.get(status, "server_error"), "message": message}
+    return _Events(len(_OPENING))("failed", response=_head(request) | {"status": "failed", "error": error})
+
+
+# --- of a client ------------------------------------------------------------------------------------------------
+
+
+def request_body(
+    request: ModelRequest, *, stream: bool = False, without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Write a model call that the endpoint does not store, and that asks for reasoning in a form to send back.
+
+    ``without`` may hold "encrypted": the model has no reasoning to encrypt; and "reasoning": reasoning that the
+    endpoint did not write itself is left out. Raises: ``ConfigError`` for what the dialect cannot say: stop texts, a
+    seed, penalties.
+    """
+    known, extra = limited_arguments(request, NAME)
+    items: list[dict[str, Any]] = []
+    for message in chat_messages(request.prompt):
+        items += _items_written(message, "reasoning" not in without)
+    body: dict[str, Any] = {"model": request.model, "input": items, "store": False}
+    if request.tools:
+        body["tools"] = [_tool_written(Tool.from_wire(tool)) for tool in request.tools]
+    if "max_tokens" in known:
+        body["max_output_tokens"] = known.pop("max_tokens")
+    body |= {name: known.pop(name) for name in _NAMED_ALIKE if name in known}
+    if not body["store"] and "encrypted" not in without:
+        body["include"] = [ENCRYPTED]
+    if known.pop("logprobs", False):
+        body["include"] = [*body.get("include", ()), "message.output_text.logprobs"]
+    if "tool_choice" in known:
+        choice = known.pop("tool_choice")
+        is_named = isinstance(choice, Mapping) and "function" in choice
+        body["tool_choice"] = {"type": "function", "name": choice["function"]["name"]} if is_named else choice
+    if effort := known.pop("reasoning_effort", None):
+        body["reasoning"] = {"effort": effort}
+    if text := _text_written(known.pop("response_format", None), known.pop("verbosity", None)):
+        body["text"] = text
+    refuse_rest(known, NAME)
+    return body | extra | ({"stream": True} if stream else {})
+
+
+def _text_written(form: Mapping[str, Any] | None, verbosity: str | None) -> dict[str, Any]:
+    text: dict[str, Any] = {}
+    if form is not None:
+        text["format"] = {"type": form.get("type"), **(form.get("json_schema") or {})}
+    return text | ({"verbosity": verbosity} if verbosity else {})
+
+
+def _tool_written(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description, "parameters": tool.parameters or {"type": "object", "properties": {}}}
+    return {"type": "function", "name": tool.name, **described, "strict": bool(tool.strict)}
+
+
+def _items_written(message: Mapping[str, Any], with_unsigned: bool) -> list[dict[str, Any]]:
+    role = message.get("role")
+    if role == "tool":
+        output = _content_written(message.get("content"))
+        return [{"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": output}]
+    if role != "assistant":
+        return [{"type": "message", "role": role, "content": _content_written(message.get("content"))}]
+    items = []
+    for index, item in enumerate(_assistant_written(message)):
+        if _kind(item) == "reasoning" and not _is_signed(item):
+            if not with_unsigned:
+                continue
+            item = {"id": f"rs_{index}", **item}
+        elif _kind(item) == "message" and "id" not in item:
+            item = _message_written(item, index)
+        items.append(item)
+    return items
+
+
+def _message_written(item: dict[str, Any], index: int) -> dict[str, Any]:
+    """A message that the vendor did not write: its text, which needs no id."""
+    parts = item["content"]
+    if all(part["type"] == "output_text" for part in parts):
+        return item | {"content": "".join(part["text"] for part in parts)}
+    return item | {"id": f"msg_{index}", "status": "completed"}
+
+
+def _content_written(content: object) -> str | list[dict[str, Any]]:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return [_part_written(part) for part in content]  # type: ignore[attr-defined]
+
+
+def _part_written(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "input_text", "text": part["text"]}
+    if kind == "image_url":
+        image = part["image_url"]
+        return {"type": "input_image", "image_url": image["url"], "detail": image.get("detail") or "auto"}
+    return dict(part)
+
+
+def _assistant_written(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The items of an assistant message: those it came as, if it still says the same."""
+    verbatim = [dict(item) for item in message.get("thinking_blocks") or () if isinstance(item, Mapping)]
+    if any(item.get("type") in _OTHER_DIALECT for item in verbatim):
+        verbatim = []
+    if any(not _is_signed(item) for item in verbatim):
+        if says_the_same(_plain_message(verbatim), message):
+            return verbatim
+        verbatim = [item for item in verbatim if _is_signed(item)]
+    return _items_of(message, verbatim)
+
+
+def _items_of(message: Mapping[str, Any], verbatim: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Reasoning, text and calls of a message, in this order."""
+    items = [dict(item) for item in verbatim]
+    if not verbatim and (reasoning := message.get("reasoning_content")):
+        items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": reasoning}]})
+    content, calls = message.get("content"), calls_of(message)
+    refusal = message.get("refusal")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    written: list[dict[str, Any]] = [
+        {"type": "output_text", "text": part["text"], "annotations": []}
+        for part in parts
+        if part.get("type") == "text" and part.get("text")
+    ]
+    if refusal:
+        written.append({"type": "refusal", "refusal": refusal})
+    if written or not (calls or items):
+        items.append({"type": "message", "role": "assistant", "content": written})
+    for call in calls:
+        items.append({"type": "function_call", "call_id": call["id"], "name": call.name, "arguments": call.arguments})
+    return items
+
+
+def concession(status: int, body: bytes) -> str | None:
+    """Name what the endpoint refuses: "encrypted" reasoning, or "reasoning" of another endpoint."""
+    if status == 400 and b"ncrypted content is not supported" in body:
+        return "encrypted"
+    if refuses_argument(status, body, "include") or refuses_argument(status, body, ENCRYPTED):
+        return "encrypted"
+    return "reasoning" if status in (400, 404) and b"rs_" in body and b"not found" in body else None
+
+
+def parse_response(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
+    """Read an answer.
+
+    Raises: ``MalformedResponse`` that names ``where`` and the field; `StreamedError` for one with the status "failed".
+    """
+    with reading_answer(NAME, where):
+        return _response_read(body, request, where)
+
+
+def _response_read(body: Mapping[str, Any], request: ModelRequest, where: str) -> Response:
+    items = body.get("output")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise malformed(where, "output", "is not a list of items")
+    status = body.get("status")
+    if status == "failed":
+        raise streamed_error(body.get("error"))
+    if status not in ("completed", "incomplete", "cancelled", None):
+        raise malformed(where, "status", f"is {status!r}, not the end of a response")
+    message = _assistant_read(items)
+    reason = (body.get("incomplete_details") or {}).get("reason")
+    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    if status == "cancelled":
+        finish_reason = "abort"
+    elif status == "incomplete" and reason != "content_filter":
+        finish_reason = "length"
+    given = body.get("usage")
+    created = body.get("created_at")
+    return Response(
+        message=message,
+        finish_reason=finish_reason,
+        usage=Usage(
+            count(given, "input_tokens"),
+            count(given, "output_tokens"),
+            count(given, "input_tokens_details", "cached_tokens"),
+            count(given, "input_tokens_details", "cache_write_tokens"),
+            count(given, "output_tokens_details", "reasoning_tokens"),
+        ),
+        model=str(body.get("model") or request.model),
+        id=str(body.get("id") or ""),
+        created=int(created) if isinstance(created, int | float) else 0,
+    )
+
+
+class ResponseStream:
+    """Puts events together: the last one holds the whole answer.
+
+    >>> stream = stream_reader()
+    >>> stream.feed('{"type": "response.in_progress", "response": {}}')
+    >>> stream.is_done
+    False
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._body: dict[str, Any] = {}
+        self._items: dict[int, Any] = {}
+
+    @reading_event(NAME)
+    def feed(self, data: str) -> None:
+        """Read one event. Raises: `StreamedError`; ``ValueError`` for data that is no event."""
+        if data == "[DONE]":  # some servers end every stream with it
+            return
+        event = json.loads(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is not an object")
+        kind = event.get("type")
+        if kind == "error":
+            raise streamed_error(event.get("error") or event)
+        if kind == "response.output_item.done":
+            self._items[event.get("output_index", len(self._items))] = event.get("item")
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._body = dict(event.get("response") or {})
+            self.is_done = True
+            if kind == "response.failed":
+                raise streamed_error(self._body.get("error"))
+
+    def body(self) -> dict[str, Any]:
+        """The body that the same answer has without a stream."""
+        return self._body | {"output": self._body.get("output") or [item for _, item in sorted(self._items.items())]}
+
+
+def stream_reader() -> ResponseStream:
+    """Begin to read one stream."""
+    return ResponseStream()

@@ -1,0 +1,308 @@
+"""Limits on what a run may spend: reserve the most that a request may cost, send it, then pay what it did cost.
+
+The promise: what is spent and reserved together never exceeds a limit, so neither does the bill, whatever is in flight;
+a request that does not fit waits for others to end, and with none in flight the run ends as ``BudgetExhausted``. With a
+ledger (a journal) this holds across kill -9: a reservation is durable before its request is sent, and one that was
+never settled counts in full.
+
+Metered is every attempt of a request through a client of this package while a budget is current: the model's, judges'
+and those of tools. Not metered is an SDK object that author code calls itself, and code that runs in another event loop
+or process. An attempt that the server refused with an HTTP error is free; one that was lost counts in full.
+
+The bound of a request is one token per byte of its JSON body, ``TEMPLATE_TOKENS`` for what a chat template adds, and
+its ``max_tokens``; so it needs ``max_tokens``, and images or audio cannot be bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_body
+from verifiers.clients.protocol import PRICE_FIELDS, prices_of
+from verifiers.errors import BudgetExhausted, RunError, VerifiersError
+from verifiers.storage.journal import Journal
+from verifiers.types import ModelRequest, Response
+
+TEMPLATE_TOKENS = 512
+"""Tokens that a chat template may add to the text of a request: roles, a default system prompt, tool instructions."""
+_EPSILON = 1e-9
+_MEDIA = frozenset(("image_url", "input_audio", "audio", "file", "video_url"))
+
+_current: ContextVar[Budget | None] = ContextVar("verifiers_budget", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Tokens, read and sampled together, and US dollars."""
+
+    tokens: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.tokens + other.tokens, self.usd + other.usd)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.tokens - other.tokens, self.usd - other.usd)
+
+
+class Budget:
+    """What one run has spent and reserved. Belongs to one event loop; ``None`` limits nothing, and still records.
+
+    ``prices``: model -> US dollars per million tokens read and sampled, for clients without prices of their own.
+
+    >>> async def spend(budget, client, request):
+    ...     with budget.current():
+    ...         await client.complete(request)
+    ...     return budget.spent
+    """
+
+    def __init__(
+        self,
+        max_cost_usd: float | None = None,
+        max_total_tokens: int | None = None,
+        *,
+        prices: Mapping[str, Sequence[float]] | None = None,
+    ):
+        self.max_cost_usd, self.max_total_tokens = max_cost_usd, max_total_tokens
+        self.prices = dict(prices or {})
+        self.spent = Amount()
+        self.reserved = Amount()
+        self.num_requests = 0
+        self.num_lost = 0
+        """Attempts that count in full, because their real cost is unknown."""
+        self._ledger: Journal | None = None
+        self._in_flight: dict[int, Amount] = {}
+        self._ids = itertools.count()
+        self._waiting: deque[tuple[asyncio.Future[None], Amount]] = deque()
+
+    # --- ledger
+
+    def read(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Take over what earlier sessions spent; their reservations without settlement count in full."""
+        open_amounts: dict[Any, Amount] = {}
+        for entry in entries:
+            amount = Amount(entry["tokens"], entry["usd"])
+            if "reserve" in entry:
+                open_amounts[entry["reserve"]] = amount
+                self.num_requests += 1
+                self._ids = itertools.count(entry["reserve"] + 1)
+                continue
+            if "settle" in entry:
+                del open_amounts[entry["settle"]]
+            self.spent += amount
+        for amount in open_amounts.values():
+            self.spent += amount
+        self.num_lost += len(open_amounts)
+
+    def record_in(self, ledger: Journal) -> None:
+        """Make every reservation and settlement durable in ``ledger``, which was read before."""
+        self._ledger = ledger
+
+    async def open_with(self, spent: Amount) -> None:
+        """Count what was spent before there was a ledger."""
+        self.spent += spent
+        await self._write({"opening": True, "tokens": spent.tokens, "usd": spent.usd})
+
+    async def _write(self, entry: Mapping[str, Any]) -> None:
+        if self._ledger is not None:
+            await self._ledger.append(entry)
+
+    # --- requests
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Meter the requests of this context, and of tasks that start in it."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    async def reserve(self, bound: Amount) -> int:
+        """Wait until ``bound`` fits, and reserve it; the number of the reservation. *Raises* BudgetExhausted."""
+        if self._waiting or not self._fits(bound):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((turn, bound))
+            self._admit()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled() and turn.exception() is None:
+                    self.reserved -= bound  # it was admitted, and is not sent
+                self._admit()
+                raise
+        else:
+            self.reserved += bound
+        number = next(self._ids)
+        self._in_flight[number] = bound
+        self.num_requests += 1
+        try:
+            await self._write({"reserve": number, "tokens": bound.tokens, "usd": bound.usd})
+        except BaseException:  # not sent; the entry may be on disk, where it counts in full after a restart
+            self._release(number, Amount())
+            raise
+        return number
+
+    async def settle(self, number: int, amount: Amount) -> None:
+        """Replace a reservation by what the request did cost."""
+        self._release(number, amount)
+        await self._write({"settle": number, "tokens": amount.tokens, "usd": amount.usd})
+
+    def lose(self, number: int) -> None:
+        """Count a reservation in full: what the request did cost is unknown."""
+        self.num_lost += 1
+        self._release(number, self._in_flight[number])
+
+    def _release(self, number: int, amount: Amount) -> None:
+        self.reserved -= self._in_flight.pop(number)
+        self.spent += amount
+        self._admit()
+
+    def _fits(self, bound: Amount) -> bool:
+        after = self.spent + self.reserved + bound
+        if self.max_total_tokens is not None and after.tokens > self.max_total_tokens:
+            return False
+        return self.max_cost_usd is None or after.usd <= self.max_cost_usd + _EPSILON
+
+    def _admit(self) -> None:
+        """Let waiting requests go in order of arrival; refuse them when nothing in flight can make room."""
+        while self._waiting:
+            turn, bound = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()
+            elif self._fits(bound):
+                self._waiting.popleft()
+                self.reserved += bound
+                turn.set_result(None)
+            elif self.reserved.tokens > 0:
+                return
+            else:
+                self._waiting.popleft()
+                turn.set_exception(BudgetExhausted(self._exhausted(bound)))
+
+    def _exhausted(self, bound: Amount) -> str:
+        spent, next_one = self.spent, []
+        if self.max_total_tokens is not None:
+            next_one.append(
+                f"{spent.tokens:,} of {self.max_total_tokens:,} tokens are spent, and the next request may take "
+                f"{bound.tokens:,} (max_total_tokens, --max-total-tokens)"
+            )
+        if self.max_cost_usd is not None:
+            next_one.append(
+                f"${spent.usd:.4f} of ${self.max_cost_usd:.4f} are spent, and the next request may cost "
+                f"${bound.usd:.4f} (max_cost_usd, --max-cost)"
+            )
+        return f"{'; '.join(next_one)}. Finished rollouts are saved: raise the limit and run the same command again"
+
+    def bound(self, client: object, request: ModelRequest) -> Amount:
+        """The most that one attempt may take. *Raises* RunError when it has no bound, or no price."""
+        limits = [request.sampling_args[name] for name in MAX_TOKENS_ALIASES if request.sampling_args.get(name)]
+        if not limits:
+            raise RunError(
+                f"a request to {request.model!r} has no max_tokens, so that its cost has no bound: set it in the "
+                "sampling arguments (of a judge: judge_sampling_args), or leave out --max-cost and --max-total-tokens"
+            )
+        if _has_media(request):
+            raise RunError(
+                f"a request to {request.model!r} has images or audio, whose cost has no bound here: leave out "
+                "--max-cost and --max-total-tokens"
+            )
+        copies = max(1, *(int(request.sampling_args.get(name) or 1) for name in ("n", "best_of")))
+        read = len(to_body(request, "max_tokens")) + TEMPLATE_TOKENS
+        sampled = int(max(limits)) * copies
+        return Amount(read + sampled, self._usd(client, request.model, read, sampled))
+
+    def cost(self, client: object, request: ModelRequest, response: Response) -> Amount | None:
+        """What the server counted; None when it did not."""
+        usage = response.usage
+        if not usage.prompt_tokens:
+            return None
+        usd = self._usd(client, request.model, usage.prompt_tokens, usage.completion_tokens)
+        return Amount(usage.total_tokens, usd)
+
+    def _usd(self, client: object, model: str, read: int, sampled: int) -> float:
+        by_field = prices_of(client)
+        prices = self.prices.get(model) if by_field is None else [by_field[name] for name in PRICE_FIELDS]
+        if prices is not None:
+            return (read * prices[0] + sampled * prices[1]) / 1e6
+        if self.max_cost_usd is None:
+            return 0.0
+        raise RunError(
+            f"{model!r} at {getattr(client, 'base_url', None) or client!r} has no price, so that its cost is unknown: "
+            "give both prices in the endpoint registry or the ClientConfig (usd_per_million_input_tokens, "
+            "usd_per_million_output_tokens), or limit max_total_tokens (--max-total-tokens) instead"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """``usd tokens requests lost`` so far, and the limits; for the metadata of a run."""
+        return {
+            "usd": round(self.spent.usd, 9),
+            "tokens": self.spent.tokens,
+            "requests": self.num_requests,
+            "lost": self.num_lost,
+            "max_cost_usd": self.max_cost_usd,
+            "max_total_tokens": self.max_total_tokens,
+        }
+
+
+def metered(
+    client: object, request: ModelRequest, send: Callable[[], Awaitable[Response]]
+) -> Callable[[], Awaitable[Response]]:
+    """``send``, one attempt of a request, within the current budget; unchanged without one."""
+    budget = _current.get()
+    if budget is None:
+        return send
+
+    async def paid() -> Response:
+        number = await budget.reserve(budget.bound(client, request))
+        try:
+            response = await send()
+            amount = budget.cost(client, request, response)
+        except VerifiersError as error:
+            status = getattr(error, "status", None)
+            if status not in (None, 200):  # the server refused it
+                await budget.settle(number, Amount())
+            else:
+                budget.lose(number)
+            raise
+        except BaseException:  # cancelled, or a fault of the client; raised again
+            budget.lose(number)
+            raise
+        if amount is None:
+            budget.lose(number)
+        else:
+            await budget.settle(number, amount)
+        return response
+
+    return paid
+
+
+def is_metered(client: object) -> bool:
+    """Whether the requests of a client are metered: those of this package are, others send theirs themselves."""
+    members = getattr(client, "members", None)
+    if members is not None:
+        return all(is_metered(member) for member, _ in members)
+    return bool(getattr(client, "is_metered", False))
+
+
+def check_metered(client: object) -> None:
+    """*Raises* RunError when a budget is current and the client is not metered."""
+    if _current.get() is not None and not is_metered(client):
+        raise RunError(
+            f"{type(client).__name__} sends its requests itself, so that max_cost_usd and max_total_tokens cannot "
+            "limit them; pass OpenAI(), a ClientConfig or another client that as_client makes"
+        )
+
+
+def _has_media(request: ModelRequest) -> bool:
+    messages = request.prompt if isinstance(request.prompt, list) else ()
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") in _MEDIA for part in parts)

@@ -1,0 +1,163 @@
+"""Clients of the APIs whose answers are streams: OpenAI's responses and Anthropic's messages.
+
+The promise: a request and its answer are those of the dialect, nothing that the vendor needs back is lost; a stream
+that is cut, silent for too long or not of the dialect is a failure that is repeated, never a shorter answer; a part of
+a request that an endpoint refuses by name is left out from then on.
+
+The dialects are in ``dialects``, the connection is that of ``http``, and ``retry`` is the only retry layer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import aiohttp
+from yarl import URL
+
+from verifiers.clients.cache import cache_key, current_cache, request_content
+from verifiers.clients.dialects import Dialect, EventDecoder, StreamedError, messages, responses
+from verifiers.clients.failures import failure, refuses_argument
+from verifiers.clients.http import HttpClient, request_headers
+from verifiers.clients.payload import encode
+from verifiers.clients.reply import excerpt
+from verifiers.clients.retry import call_with_retries
+from verifiers.clients.spending import metered
+from verifiers.errors import MalformedResponse, ModelUnavailable
+from verifiers.types import ModelRequest, Response
+
+STREAM = "stream"
+"""The part of a request that an endpoint without streams refuses."""
+ANTHROPIC_VERSION = "2023-06-01"
+
+
+class StreamedClient(HttpClient):
+    """A client of one dialect."""
+
+    dialect: ClassVar[Dialect]
+    _without: frozenset[str] = frozenset()
+    """Parts of a request that the endpoint refused by name."""
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """Return one completion, with retries. Raises: as `Client.complete`."""
+        without = self._without
+        body = self._body(request, without)
+        headers = request_headers(request)
+        cache, content, key = None if request.sample is None else current_cache(), b"", ""
+        if cache is not None:
+            content = request_content(request)
+            key = cache_key(self.base_url, self.identity(), request, content)
+            if (reply := await cache.get(key)) is not None:
+                whole = _object(reply, self.base_url)
+                response = self.dialect.parse_response(whole, request, self.base_url)
+                return replace(response, raw=whole) if self.keep_raw else response
+
+        async def send() -> Response:
+            nonlocal body, without
+            pool = self._pools.here()
+            where = pool.endpoint.url
+            try:
+                status, answer, retry_after = await self._exchange(pool, "POST", self._post_url, body, headers)
+                while (part := self._refused_part(status, answer)) is not None and part not in without:
+                    without |= {part}
+                    body = self._body(request, without)
+                    status, answer, retry_after = await self._exchange(pool, "POST", self._post_url, body, headers)
+                if status != 200:
+                    raise failure(status, answer, pool.endpoint, request.model, retry_after)
+                self._without |= without
+                whole = _object(answer, where)
+                response = self.dialect.parse_response(whole, request, where)
+            except StreamedError as error:
+                raise failure(error.status, str(error).encode(), pool.endpoint, request.model) from None
+            if cache is not None:
+                await cache.put(key, content, answer)
+            return replace(response, raw=whole) if self.keep_raw else response
+
+        attempt = metered(self, request, send)
+        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
+
+    def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
+        return encode(self.dialect.request_body(request, stream=STREAM not in without, without=without))
+
+    def _refused_part(self, status: int, answer: bytes) -> str | None:
+        if status == 200:
+            return None
+        return STREAM if refuses_argument(status, answer, STREAM) else self.dialect.concession(status, answer)
+
+    def _idle_timeout(self) -> float | None:
+        return self.config.idle_timeout
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The body; that of a stream is put together from its events."""
+        if response.status != 200 or response.content_type != "text/event-stream":
+            return await super()._read(response)
+        decoder, reader = EventDecoder(), self.dialect.stream_reader()
+        num_bytes = 0
+        try:
+            async for chunk in response.content.iter_any():
+                num_bytes += len(chunk)
+                if num_bytes > self.config.max_response_bytes:
+                    raise self._too_long()
+                for data in decoder.feed(chunk):
+                    reader.feed(data)
+                if reader.is_done:
+                    return encode(reader.body())
+        except ValueError as error:
+            message = f"{self.base_url} streamed an event that is none of the {self.dialect.NAME} API: {error}"
+            raise MalformedResponse(message, url=self.base_url) from error
+        finally:
+            if not response.content.at_eof():
+                response.close()
+        raise ModelUnavailable(f"{self.base_url} ended its stream before the answer was whole", url=self.base_url)
+
+
+def _object(body: bytes, where: str) -> dict[str, Any]:
+    try:
+        whole = json.loads(body)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict):
+        return whole
+    what = "an empty body" if not body.strip() else "a web page" if body.lstrip()[:1] == b"<" else "no JSON object"
+    raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body))
+
+
+class OpenAIResponsesClient(StreamedClient):
+    """OpenAI's responses API over HTTP, as a stream. Parameters: see `OpenAIChatCompletionsClient`.
+
+    Nothing is stored at the vendor (``store=False``); encrypted reasoning is kept in the message's ``thinking_blocks``
+    and sent back on the next turn. Raises: ``ConfigError`` for arguments the API lacks (``seed``, ``stop``).
+
+    >>> client = vf.OpenAIResponsesClient(base_url="http://127.0.0.1:8000/v1")
+    >>> client.config.client_type, client.config.api_key_var
+    ('openai_responses', 'OPENAI_API_KEY')
+    """
+
+    client_type = "openai_responses"
+    path = "responses"
+    dialect: ClassVar[Dialect] = responses
+
+
+class AnthropicMessagesClient(StreamedClient):
+    """Anthropic's messages API over HTTP, as a stream. Parameters: see `OpenAIChatCompletionsClient`.
+
+    The base URL may end in ``/v1`` or stand before it. Thinking blocks with their signatures are kept in the message's
+    ``thinking_blocks`` and sent back on the next turn. A call without ``max_tokens`` gets 8192, because the API
+    requires a limit. Raises: ``ConfigError`` for arguments the API lacks (``seed``, penalties).
+
+    >>> client = vf.AnthropicMessagesClient(base_url="http://127.0.0.1:8000")
+    >>> client.config.client_type, client.config.api_key_var
+    ('anthropic_messages', 'ANTHROPIC_API_KEY')
+    """
+
+    client_type = "anthropic_messages"
+    path = "messages"
+    dialect: ClassVar[Dialect] = messages
+    key_header = "x-api-key"
+
+    def _credentials(self, key: str | None) -> dict[str, str]:
+        return {"anthropic-version": ANTHROPIC_VERSION} | ({self.key_header: key} if key else {})
+
+    def _url(self, path: str) -> URL:
+        return super()._url(path if self._base.name == "v1" else f"v1/{path}")

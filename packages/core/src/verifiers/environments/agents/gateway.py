@@ -1,0 +1,390 @@
+"""The server that agents take for a model's API: one per process, on loopback and on a Unix socket.
+
+Each rollout has a route of its own, ``/r/<id>/v1/…``, whose id cannot be guessed. A request there waits in the
+rollout's ``Route`` until the rollout answers it. Promise:
+
+* every dialect, as a stream or not; a stream gets keep-alive events while the model is slow;
+* a request that the agent repeats, also while the first is being answered, gets the same answer and is one call;
+* what cannot be served is answered in the dialect of the request with one sentence, and noted in ``Route.refusals``;
+* the route of a rollout that is over answers at once.
+
+The server has an event loop and a thread of its own, so it answers while the loop of the rollouts is busy, and serves
+the rollouts of every loop. It starts with the first route and ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from verifiers.clients.dialects import DIALECTS, Dialect, DialectRequest
+from verifiers.errors import ConfigError, InfraError
+from verifiers.runtime.alive import is_alive
+from verifiers.types import Message, Response
+
+MODEL = "policy"
+"""The model's name as agents see it; the run decides which model answers."""
+KEEP_ALIVE_S = 5.0
+"""Seconds without an answer before a stream begins, and between its keep-alive events."""
+MAX_BODY_BYTES = 64 * 2**20
+MAX_REFUSALS = 20
+START_S = 20.0
+SOCKET = "gateway.sock"
+PREFIX = "verifiers-gateway-"
+MAX_BASE_BYTES = 50
+BYTES_PER_TOKEN = 4
+"""For ``count_tokens``: an estimate, because the tokenizer is the server's."""
+
+_PATHS = {path: (name, dialect) for name, dialect in DIALECTS.items() for path in dialect.PATHS}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a call got no completion: the HTTP status, and one sentence."""
+
+    status: int
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One model call of an agent; ``answer`` and ``refuse`` may be called from any thread, the first one counts."""
+
+    dialect: str
+    request: DialectRequest
+    headers: Mapping[str, str]
+    _future: asyncio.Future[Response | Refused]
+    _loop: asyncio.AbstractEventLoop
+    num_repeats: int = 0
+    """How often the agent sent the same request again."""
+
+    def answer(self, response: Response) -> None:
+        self._settle(response)
+
+    def refuse(self, status: int, message: str) -> None:
+        self._settle(Refused(status, message))
+
+    def _settle(self, outcome: Response | Refused) -> None:
+        with contextlib.suppress(RuntimeError):  # the gateway ended with the process: no agent is left to answer
+            self._loop.call_soon_threadsafe(_set, self._future, outcome)
+
+    async def outcome(self) -> Response | Refused:
+        """Wait for the answer; called on the gateway's loop, any number of times."""
+        return await asyncio.shield(self._future)
+
+    def echo(self, response: Response) -> Message | None:
+        """The answer as the agent's next request will hold it; None when it is several messages."""
+        dialect = DIALECTS[self.dialect]
+        body, head = dialect.response_body(response, self.request), {"model": MODEL}
+        if self.dialect == "chat":
+            written: Mapping[str, Any] = {"messages": [body["choices"][0]["message"]]}
+        elif self.dialect == "messages":
+            written = {"messages": [{"role": "assistant", "content": body["content"]}], "max_tokens": 1}
+        else:
+            written = {"input": body["output"]}
+        try:
+            messages = dialect.parse_request(head | dict(written)).messages
+        except ConfigError:
+            return None  # the answer is empty, and an agent cannot send it back
+        return messages[0] if len(messages) == 1 else None
+
+
+def _set(future: asyncio.Future[Response | Refused], outcome: Response | Refused) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """The way from one agent to its rollout. ``next`` is awaited in the loop that opened the route."""
+
+    id: str
+    dialects: tuple[str, ...]
+    _gateway: Gateway
+    _loop: asyncio.AbstractEventLoop
+    _waiting: asyncio.Queue[Call] = field(default_factory=asyncio.Queue)
+    _calls: dict[bytes, Call] = field(default_factory=dict)
+    _over: str | None = None
+    refusals: list[str] = field(default_factory=list)
+    """Why requests were refused, at most ``MAX_REFUSALS``."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of the dialects chat and responses on loopback; ends in ``/v1``."""
+        return f"{self._gateway.url}{self.path}/v1"
+
+    @property
+    def path(self) -> str:
+        """Path of the route: what stands between the address of a server and ``/v1``."""
+        return f"/r/{self.id}"
+
+    async def next(self) -> Call:
+        """The next call that waits for an answer."""
+        return await self._waiting.get()
+
+    def close(self, reason: str) -> None:
+        """End the route: calls that wait, and later ones, are refused with ``reason``."""
+        self._gateway.remove(self, reason)
+
+    # --- on the gateway's loop
+
+    def receive(self, dialect: str, request: DialectRequest, headers: Mapping[str, str]) -> Call:
+        """The call of a request: a new one, or the one that it repeats."""
+        key = _key(dialect, request)
+        if (known := self._calls.get(key)) is not None:
+            known.num_repeats += 1
+            return known
+        loop = asyncio.get_running_loop()
+        call = self._calls[key] = Call(dialect, request, headers, loop.create_future(), loop)
+        if self._over is not None:
+            call.refuse(403, self._over)
+        else:
+            self._loop.call_soon_threadsafe(self._waiting.put_nowait, call)
+        return call
+
+    def refuse(self, sentence: str) -> str:
+        if len(self.refusals) < MAX_REFUSALS and sentence not in self.refusals:
+            self.refusals.append(sentence)
+        return sentence
+
+    def end(self, reason: str) -> None:
+        self._over = reason
+        for call in self._calls.values():
+            call.refuse(403, reason)
+
+
+def _key(dialect: str, request: DialectRequest) -> bytes:
+    """Equal for a request and its repetition, as a stream or not: everything that the model sees, and no id."""
+    seen = [dialect, request.messages, request.tools, dict(request.sampling_args)]
+    return hashlib.blake2b(json.dumps(seen, default=str, sort_keys=True).encode(), digest_size=16).digest()
+
+
+class Gateway:
+    """The server. ``gateway()`` returns the one of this process.
+
+    *Raises* InfraError when it cannot listen.
+    """
+
+    def __init__(self, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        self.keep_alive_s = keep_alive_s
+        _sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_base()))
+        """Holds the Unix socket and nothing else, so that a sandbox can mount it."""
+        self.folder.chmod(0o755)
+        self.url = ""
+        """Address on loopback, without a path."""
+        self._routes: dict[str, Route] = {}
+        self._ended: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(ready,), name="verifiers-gateway", daemon=True)
+        self._thread.start()
+        if not ready.wait(START_S) or self._failure is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise InfraError(
+                f"the gateway of the agents cannot listen: {self._failure or f'no answer in {START_S:g} s'}"
+            ) from self._failure
+
+    def open(self, dialects: tuple[str, ...] = tuple(DIALECTS)) -> Route:
+        """Open a route for a rollout of the running loop."""
+        route = Route(secrets.token_urlsafe(18), dialects, self, asyncio.get_running_loop())
+        self._routes[route.id] = route
+        return route
+
+    def remove(self, route: Route, reason: str) -> None:
+        """End a route. Its id is remembered a while, to say why it is gone."""
+        if self._routes.pop(route.id, None) is not None:
+            self._ended[route.id] = reason
+            while len(self._ended) > 1000:
+                self._ended.pop(next(iter(self._ended)))
+            self._loop.call_soon_threadsafe(route.end, reason)
+
+    def stop(self) -> None:
+        """Stop the server and remove its socket. A second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- the server's thread
+
+    def _serve(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            runner = self._loop.run_until_complete(self._listen())
+        except BaseException as error:  # noqa: BLE001  raised to the thread that waits for the start
+            self._failure = error
+            return
+        finally:
+            ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _listen(self) -> web.AppRunner:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_route("*", "/r/{id}/{tail:.*}", self._handle)
+        app.router.add_route("*", "/{tail:.*}", self._elsewhere)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        path = self.folder / SOCKET
+        await web.UnixSite(runner, str(path), backlog=4096).start()
+        path.chmod(0o666)  # the user inside a sandbox is another one
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return runner
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        sentence = f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1"
+        return _error(DIALECTS["chat"], 404, sentence)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        route = self._routes.get(request.match_info["id"])
+        path = request.match_info["tail"].removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
+        name, dialect = _PATHS.get(path, ("chat", DIALECTS["chat"]))
+        if route is None:
+            reason = self._ended.get(request.match_info["id"])
+            sentence = "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}"
+            return _error(dialect, 404, sentence)
+        if path == "models" or path.startswith("models/"):
+            return web.json_response(_models(path))
+        if path not in _PATHS or request.method != "POST":
+            if request.method == "HEAD":
+                return web.Response()
+            offered = ", ".join(DIALECTS[one].PATHS[0] for one in route.dialects)
+            return _error(
+                dialect,
+                404,
+                route.refuse(
+                    f"the agent called {request.method} /v1/{path}, which is not "
+                    f"offered; offered are {offered} and models"
+                ),
+            )
+        if name not in route.dialects:
+            sentence = (
+                f"the agent called /v1/{path}, the dialect {name!r}, which this environment does not offer "
+                f"(dialect={route.dialects[0]!r})"
+            )
+            return _error(dialect, 404, route.refuse(sentence))
+        try:
+            body = json.loads(await request.read())
+            if not isinstance(body, dict):
+                raise ConfigError("the body is not an object")
+            if path.endswith("/count_tokens"):
+                return web.json_response({"input_tokens": _estimate(body)})
+            parsed = dialect.parse_request(body)
+        except (ValueError, ConfigError) as error:
+            return _error(dialect, 400, route.refuse(f"a request to /v1/{path} cannot be read: {error}"))
+        call = route.receive(name, parsed, dict(request.headers))
+        if not parsed.stream:
+            outcome = await call.outcome()
+            if isinstance(outcome, Refused):
+                return _error(dialect, outcome.status, outcome.message)
+            return web.json_response(dialect.response_body(outcome, parsed))
+        return await self._stream(request, dialect, call, parsed)
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, call: Call, parsed: DialectRequest
+    ) -> web.StreamResponse:
+        """Answer as a stream. It begins with the answer, or with keep-alive events after ``keep_alive_s``."""
+        waiting = asyncio.ensure_future(call.outcome())
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        try:
+            while not (await asyncio.wait([waiting], timeout=self.keep_alive_s))[0]:
+                if not reply.prepared:
+                    await reply.prepare(request)
+                    await reply.write(b"".join(dialect.stream_opening(parsed)))
+                await reply.write(dialect.keep_alive(parsed))
+            outcome = waiting.result()
+            if isinstance(outcome, Refused):
+                if not reply.prepared:
+                    return _error(dialect, outcome.status, outcome.message)
+                await reply.write(dialect.error_event(outcome.status, outcome.message, parsed))
+            elif reply.prepared:
+                await reply.write(b"".join(dialect.stream_rest(outcome, parsed)))
+            else:
+                await reply.prepare(request)
+                await reply.write(b"".join(dialect.stream_events(outcome, parsed)))
+            await reply.write_eof()
+        except ConnectionResetError:
+            pass  # the agent has closed the connection; when it asks again, the answer is there
+        finally:
+            waiting.cancel()
+        return reply
+
+
+def _base() -> Path:
+    """The folder for temporary files; ``/tmp`` where its path is too long for a Unix socket (108 bytes on Linux)."""
+    folder = Path(tempfile.gettempdir())
+    return folder if len(os.fsencode(folder)) <= MAX_BASE_BYTES else Path("/tmp")
+
+
+def _sweep() -> None:
+    """Remove the folders of gateways whose process was killed."""
+    for folder in _base().glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _error(dialect: Dialect, status: int, message: str) -> web.Response:
+    return web.json_response(dialect.error_body(status, message), status=status)
+
+
+def _models(path: str) -> dict[str, Any]:
+    model = {
+        "id": MODEL,
+        "object": "model",
+        "type": "model",
+        "created": 0,
+        "owned_by": "verifiers",
+        "display_name": MODEL,
+    }
+    return model if path != "models" else {"object": "list", "data": [model], "has_more": False}
+
+
+def _estimate(body: Mapping[str, Any]) -> int:
+    """An estimate of a prompt's tokens from its bytes."""
+    seen = {name: value for name, value in body.items() if name in ("system", "messages", "tools")}
+    return len(json.dumps(seen, ensure_ascii=False).encode("utf-8", "replace")) // BYTES_PER_TOKEN
+
+
+_gateway: Gateway | None = None
+_lock = threading.Lock()
+
+
+def gateway() -> Gateway:
+    """The gateway of this process, started on the first call."""
+    global _gateway
+    with _lock:
+        if _gateway is None:
+            _gateway = Gateway()
+            atexit.register(_gateway.stop)
+        return _gateway
+
+
+def _forget() -> None:
+    """After a fork the thread is gone: the child starts a gateway of its own, and leaves its parent's folder alone."""
+    global _gateway, _lock
+    if _gateway is not None:
+        atexit.unregister(_gateway.stop)
+    _gateway, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

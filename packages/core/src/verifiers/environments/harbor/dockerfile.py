@@ -1,0 +1,169 @@
+"""Read the Dockerfile of a task: ``FROM``, ``RUN``, ``COPY``, ``WORKDIR`` and ``ENV`` of one build stage.
+
+Promise: an instruction that cannot be honoured is refused with its name and line. ``LABEL``, ``MAINTAINER``, ``EXPOSE``
+and ``CMD`` have no effect on a task. Nothing is executed here.
+
+*Source*: https://docs.docker.com/reference/dockerfile
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verifiers.errors import ConfigError
+
+NO_EFFECT = frozenset(("LABEL", "MAINTAINER", "EXPOSE", "CMD"))
+_FLAG = re.compile(r"--[a-z-]+(=\S*)?\s+")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Files of the build context and where each goes."""
+
+    files: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command, in the folder and with the variables of its place in the file."""
+
+    argv: tuple[str, ...]
+    workdir: str
+    env: tuple[tuple[str, str], ...]
+    line: int
+
+
+@dataclass(slots=True)
+class Dockerfile:
+    """A build: the image it starts from, its steps, and the folder and variables that every command then has."""
+
+    image: str = ""
+    steps: list[Copy | Run] = field(default_factory=list)
+    workdir: str = "/"
+    env: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    """Every ``WORKDIR``, which Docker creates."""
+
+
+def read_dockerfile(path: Path) -> Dockerfile:
+    """Read a file whose folder is the build context. *Raises* ConfigError with the line that cannot be honoured."""
+    build = Dockerfile()
+    for number, line in _instructions(path):
+        name, _, rest = line.partition(" ")
+        try:
+            _apply(build, name.upper(), rest.strip(), path.parent, number)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}", path=str(path), line=number) from error
+    if not build.image:
+        raise ConfigError(f"{path} has no FROM", path=str(path))
+    return build
+
+
+def _instructions(path: Path) -> list[tuple[int, str]]:
+    """(line number, instruction on one line): continuations joined, comments and empty lines left out."""
+    found: list[tuple[int, str]] = []
+    parts: list[str] = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        stripped = text.strip()
+        if re.match(r"#\s*escape\s*=", stripped) and not found:
+            raise ConfigError(
+                f"{path}, line {number}: the directive escape is not supported; use \\ to continue a line"
+            )
+        if not stripped or stripped.startswith("#"):
+            continue
+        if not parts:
+            first = number
+        if stripped.endswith("\\"):
+            parts.append(stripped[:-1].rstrip())
+            continue
+        found.append((first, " ".join([*parts, stripped])))
+        parts = []
+    if parts:
+        found.append((first, " ".join(parts)))
+    return found
+
+
+def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) -> None:
+    if name != "FROM" and not build.image:
+        raise ConfigError(f"{name} stands before FROM; only FROM can come first")
+    if "<<" in rest and name in ("RUN", "COPY"):
+        raise ConfigError(f"a here-document in {name} is not supported; write the text to a file and COPY it")
+    if name == "FROM":
+        _from(build, rest)
+    elif name == "RUN":
+        if flag := _FLAG.match(rest):
+            raise ConfigError(f"RUN {flag[0].strip()} is not supported")
+        argv = _json_list(rest) or ["/bin/sh", "-c", rest]
+        build.steps.append(Run(tuple(argv), build.workdir, tuple(build.env.items()), line))
+    elif name == "COPY":
+        build.steps.append(_copy(build, rest, context))
+    elif name == "WORKDIR":
+        build.workdir = posixpath.normpath(posixpath.join(build.workdir, _expanded(rest.strip("\"'"), build.env)))
+        build.folders.append(build.workdir)
+    elif name == "ENV":
+        build.env.update(_variables(rest, build.env))
+    elif name not in NO_EFFECT:
+        raise ConfigError(f"{name} is not supported; a task's Dockerfile may use FROM, RUN, COPY, WORKDIR and ENV")
+
+
+def _from(build: Dockerfile, rest: str) -> None:
+    words = rest.split()
+    if build.image:
+        raise ConfigError("a second FROM is not supported; a task is built in one stage")
+    if not words or words[0].startswith("--") or "$" in words[0]:
+        raise ConfigError(f"FROM {rest} is not supported; name an image")
+    build.image = words[0]
+
+
+def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:
+    if flag := _FLAG.match(rest):
+        raise ConfigError(f"COPY {flag[0].strip()} is not supported; RUN chmod after a plain COPY sets modes")
+    words = [_expanded(word, build.env) for word in _json_list(rest) or shlex.split(rest)]
+    if len(words) < 2:
+        raise ConfigError(f"COPY {rest} names no destination")
+    *patterns, destination = words
+    target = posixpath.normpath(posixpath.join(build.workdir, destination))
+    is_folder = destination.endswith(("/", "/.")) or destination == "." or len(patterns) > 1
+    files: list[tuple[Path, str]] = []
+    for pattern in patterns:
+        relative = posixpath.normpath(pattern.lstrip("/") or ".")
+        if relative.startswith(".."):
+            raise ConfigError(f"COPY {pattern} leaves the folder environment/")
+        found = [context] if relative == "." else sorted(context.glob(relative))
+        if not found:
+            raise ConfigError(f"COPY {pattern}: there is no such file in environment/")
+        for path in found:  # as Docker does: of a folder its content
+            files.append((path, target if path.is_dir() or not is_folder else posixpath.join(target, path.name)))
+    return Copy(tuple(files))
+
+
+def _json_list(text: str) -> list[str] | None:
+    if not text.startswith("["):
+        return None
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
+
+
+def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:
+    first = rest.split(None, 1)
+    if "=" not in first[0]:  # the older form: ENV NAME the whole value
+        if len(first) < 2:
+            raise ConfigError(f"ENV {rest} has no value")
+        return {first[0]: _expanded(first[1], known)}
+    pairs = [word.partition("=") for word in shlex.split(rest)]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise ConfigError(f"ENV {wrong[0]} has no value; write {wrong[0]}=VALUE")
+    return {name: _expanded(value, known) for name, _, value in pairs}
+
+
+def _expanded(text: str, known: dict[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: known.get(match[1] or match[2]) or match[3] or "", text)

@@ -1,0 +1,349 @@
+"""Compare runs example by example: differences, intervals, tests, and why two runs cannot be compared. No I/O.
+
+The unit is the example: the siblings of an example are averaged first, so its standard error is clustered over them,
+and the difference of two runs is taken within each example that both have. The interval is Student's t. The p-value is
+exact where that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED`` examples that
+differ; else the t test. Over several metrics, environments and runs the p-values are adjusted by Holm's method.
+
+A verdict is never "no difference": it says how many examples would show one of a given size. Unknown values (NaN) are
+left out; an example without a known value in one of the runs is not a pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from verifiers.errors import ConfigError
+from verifiers.results.distributions import NORMAL, sign_test, t_cdf, t_quantile
+from verifiers.results.statistics import known, mean
+
+ALPHA = 0.05
+POWER = 0.8
+DETECT = 0.05
+"""Size of a difference for which a comparison names the number of examples that would show it."""
+MAX_FLIPPED = 16
+"""Examples that differ, up to which every sign pattern is tried."""
+SAME = 1e-9
+UNDECIDED = "not distinguishable"
+MEASURE = ("reward_functions", "reward_weights", "group_weights", "rubric", "parser")
+"""Parts of a configuration that define what the reward measures."""
+TASK = ("env_args", "env_version", "system_prompt", "message_type", "code", "environment")
+"""Parts of a configuration that define the task, beside its rows."""
+
+Values = Mapping[Any, Sequence[float]]
+"""Example -> the values of its rollouts; NaN where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run as a comparison needs it: its names, its settings, and its values by metric and example."""
+
+    name: str
+    env_id: str
+    values: Mapping[str, Values]
+    model: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration that its rollouts share; empty when unknown."""
+    status: str = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A metric of one run minus that of the baseline, over the examples of both.
+
+    ``difference ± stderr``: mean over the examples, and its standard error; ``low`` to ``high``: its 95% interval;
+    ``p``: of ``test``; ``p_adjusted``: by Holm's method over the comparison. All in units of the metric. NaN where it
+    is unknown.
+    """
+
+    env_id: str
+    baseline: str
+    run: str
+    metric: str
+    num_examples: int
+    rollouts: tuple[int, int]
+    """Known values in the pairs: of the baseline, of the run."""
+    baseline_mean: float
+    run_mean: float
+    difference: float
+    stderr: float
+    low: float
+    high: float
+    p: float
+    p_adjusted: float
+    test: str
+    won: int
+    lost: int
+    equal: int
+    unpaired: tuple[int, int]
+    """Examples of only one of the two: of the baseline, of the run."""
+    detect: float
+    """A size of difference, and how many examples would show it with 80% probability (None: unknown)."""
+    examples_needed: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``better``, ``worse`` (of a metric ``higher``, ``lower``) or ``not distinguishable``, at 5% overall."""
+        if not self.p_adjusted < ALPHA:
+            return UNDECIDED
+        up, down = ("better", "worse") if self.metric == "reward" else ("higher", "lower")
+        return up if self.difference > 0 else down
+
+    def sentence(self) -> str:
+        """The verdict as a sentence; without a distinction it names how many examples would do."""
+        counted = _plural(self.num_examples, "example")
+        if self.verdict != UNDECIDED:
+            return f"{self.verdict} (p {_p_text(self.p_adjusted)})"
+        text = f"{UNDECIDED} with {counted}"
+        if self.num_examples and self.equal == self.num_examples:
+            return f"{text}, of which none differs"
+        if self.examples_needed is None:
+            return f"{text}; their spread is unknown"
+        if self.examples_needed <= self.num_examples:
+            return f"{text}, which would show a difference of {self.detect:g}"
+        return f"{text}; {self.examples_needed:,} would do for a difference of {self.detect:g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; unknown numbers are None."""
+        fields = dataclasses.asdict(self) | {"verdict": self.verdict, "sentence": self.sentence()}
+        return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Incomparable:
+    """Two runs that were not compared, and every reason."""
+
+    baseline: str
+    run: str
+    because: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"not comparable because {'; '.join(self.because)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of ``compare_runs``: differences to the first run of each environment, and pairs that were refused."""
+
+    runs: tuple[Measured, ...]
+    differences: tuple[Difference, ...]
+    refused: tuple[Incomparable, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: ``runs``, ``differences``, ``refused``."""
+        return {
+            "runs": [{"name": r.name, "env_id": r.env_id, "model": r.model, "status": r.status} for r in self.runs],
+            "differences": [difference.to_dict() for difference in self.differences],
+            "refused": [dataclasses.asdict(pair) for pair in self.refused],
+        }
+
+
+def compare_runs(
+    runs: Sequence[Measured],
+    metrics: Sequence[str] = ("reward",),
+    *,
+    detect: float = DETECT,
+    anyway: bool = False,
+) -> Comparison:
+    """Compare every run with the first run of its environment, or with the first of all when each has its own.
+
+    ``detect``: the size of a difference for which the verdict names the examples needed. ``anyway``: compare runs that
+    measure differently or have other settings of the task too; the reasons become notes.
+
+    *Raises* ConfigError for fewer than two runs, and for a metric that no run has.
+    """
+    if len(runs) < 2:
+        raise ConfigError("a comparison needs two runs; name another one beside it")
+    for metric in metrics:
+        if not any(metric in run.values for run in runs):
+            names = dict.fromkeys(name for run in runs for name in run.values)
+            raise ConfigError(f"no run has the metric {metric!r}; they have {', '.join(names)}", key=metric)
+    differences: list[Difference] = []
+    refused: list[Incomparable] = []
+    for baseline, run in _pairs(runs):
+        because, notes = incomparable_because(baseline, run, metrics)
+        if because and (not anyway or not _shared(baseline, run, metrics)):
+            refused.append(Incomparable(baseline.name, run.name, tuple(because)))
+            continue
+        for metric in metrics:
+            if metric in baseline.values and metric in run.values:
+                all_notes = (*notes, *(f"compared although {reason}" for reason in because))
+                differences.append(paired_difference(baseline, run, metric, detect=detect, notes=all_notes))
+    adjusted = holm([difference.p for difference in differences])
+    together = zip(differences, adjusted, strict=True)
+    return Comparison(tuple(runs), tuple(dataclasses.replace(d, p_adjusted=p) for d, p in together), tuple(refused))
+
+
+def _pairs(runs: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    baselines: dict[str, Measured] = {}
+    for run in runs:
+        baselines.setdefault(run.env_id, run)
+    pairs = [(baselines[run.env_id], run) for run in runs if baselines[run.env_id] is not run]
+    alone = [run for env_id, run in baselines.items() if not any(pair[0] is run for pair in pairs)]
+    return pairs + [(runs[0], run) for run in alone if run is not runs[0]]
+
+
+def incomparable_because(baseline: Measured, run: Measured, metrics: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(reasons against a comparison, notes on a possible one)."""
+    if baseline.env_id != run.env_id:
+        return [f"they are of two environments, {baseline.env_id or '?'} and {run.env_id or '?'}"], []
+    because, notes = [], []
+    task = _differing(baseline.config, run.config, TASK)
+    if not _shared(baseline, run, metrics):
+        why = f" ({', '.join(task)} differ)" if task else ""
+        because.append(f"they have no example in common{why}")
+    elif "env_args" in task:
+        because.append(f"env_args differ: {baseline.config['env_args']} and {run.config['env_args']}")
+    elif task:
+        notes.append(f"{', '.join(task)} differ")
+    if "reward" in metrics and (measure := _differing(baseline.config, run.config, MEASURE)):
+        because.append(f"their rewards measure differently ({', '.join(measure)} differ)")
+    for one in (baseline, run):
+        if one.status != "complete":
+            notes.append(f"{one.name} is {one.status}")
+    return because, notes
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], parts: Sequence[str]) -> list[str]:
+    return [part for part in parts if part in a and part in b and a[part] != b[part]]
+
+
+def _shared(baseline: Measured, run: Measured, metrics: Sequence[str]) -> bool:
+    both = [metric for metric in metrics if metric in baseline.values and metric in run.values]
+    return any(baseline.values[metric].keys() & run.values[metric].keys() for metric in both)
+
+
+def paired_difference(
+    baseline: Measured, run: Measured, metric: str, *, detect: float = DETECT, notes: Sequence[str] = ()
+) -> Difference:
+    """The difference of one metric over the examples of both runs."""
+    before, after = baseline.values[metric], run.values[metric]
+    pairs = [(known(values), known(after[key])) for key, values in before.items() if key in after]
+    unknown = sum(not a or not b for a, b in pairs)
+    pairs = [(a, b) for a, b in pairs if a and b]
+    differences = np.array([mean(b) - mean(a) for a, b in pairs])
+    is_binary = all(len(a) == len(b) == 1 and {*a, *b} <= {0.0, 1.0} for a, b in pairs)
+    stderr, low, high = t_interval(differences)
+    test, p = _tested(differences, is_binary)
+    return Difference(
+        env_id=run.env_id,
+        baseline=baseline.name,
+        run=run.name,
+        metric=metric,
+        num_examples=len(pairs),
+        rollouts=(sum(len(a) for a, _ in pairs), sum(len(b) for _, b in pairs)),
+        baseline_mean=mean([mean(a) for a, _ in pairs]),
+        run_mean=mean([mean(b) for _, b in pairs]),
+        difference=mean(differences.tolist()),
+        stderr=stderr,
+        low=low,
+        high=high,
+        p=p,
+        p_adjusted=p,
+        test=test,
+        won=int((differences > SAME).sum()),
+        lost=int((differences < -SAME).sum()),
+        equal=int((abs(differences) <= SAME).sum()),
+        unpaired=(len(before.keys() - after.keys()), len(after.keys() - before.keys())),
+        detect=detect,
+        examples_needed=examples_needed(float(differences.std(ddof=1)), detect) if len(pairs) > 1 else None,
+        notes=(*notes, f"{_plural(unknown, 'example')} without a known value left out") if unknown else tuple(notes),
+    )
+
+
+def t_interval(values: np.ndarray, alpha: float = ALPHA) -> tuple[float, float, float]:
+    """(standard error, low, high) of the mean of independent ``values`` [n]; NaN for fewer than two.
+
+    A standard normal quantile in place of Student's would be too narrow for few values: with five it misses 12% of the
+    true means instead of 5%.
+    """
+    n = len(values)
+    if n < 2:
+        return math.nan, math.nan, math.nan
+    center, stderr = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
+    half = t_quantile(1 - alpha / 2, n - 1) * stderr
+    return stderr, center - half, center + half
+
+
+def _tested(differences: np.ndarray, is_binary: bool) -> tuple[str, float]:
+    """(name of the test, two-sided p) of the hypothesis that the differences [n] have mean 0."""
+    changed = differences[abs(differences) > SAME]
+    if not len(differences):
+        return "none", math.nan
+    if is_binary:
+        return "McNemar, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
+    if len(changed) <= MAX_FLIPPED:
+        return "sign flips, exact", sign_flip_test(changed)
+    stderr = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    if not stderr:  # all differ by the same amount
+        return "sign test, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
+    t = float(differences.mean()) / stderr
+    return "t test", 2 * t_cdf(-abs(t), len(differences) - 1)
+
+
+def sign_flip_test(differences: np.ndarray) -> float:
+    """Exact two-sided p of the sum of ``differences`` [n], n <= ``MAX_FLIPPED``, among its 2^n sign patterns.
+
+    *Source*: Fisher 1935, The Design of Experiments, section 21.
+
+    >>> sign_flip_test(np.array([0.5, 0.25, 0.125, 1.0]))
+    0.125
+    """
+    sums = np.zeros(1)
+    for difference in differences:
+        sums = np.concatenate((sums + difference, sums - difference))
+    observed = abs(float(differences.sum()))
+    return float((abs(sums) >= observed * (1 - 1e-9) - SAME).mean())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values adjusted for being several: below alpha, all such are true with probability 1 - alpha. NaN stays.
+
+    *Source*: Holm 1979, "A simple sequentially rejective multiple test procedure".
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted = list(p_values)
+    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    highest = 0.0
+    for rank, (p, index) in enumerate(order):
+        highest = max(highest, min(1.0, p * (len(order) - rank)))
+        adjusted[index] = highest
+    return adjusted
+
+
+def examples_needed(sd: float, difference: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
+    """How many examples show a true mean ``difference`` of values with standard deviation ``sd``; None without spread.
+
+    The t test at level ``alpha`` then finds it with probability ``power``.
+
+    >>> examples_needed(0.2, 0.05)
+    128
+    """
+    if not sd > 0:
+        return None
+    z = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(power)
+    n = max(2, math.ceil((z * sd / abs(difference)) ** 2))
+    for _ in range(100):  # Student's quantiles depend on n
+        quantiles = t_quantile(1 - alpha / 2, n - 1) + t_quantile(power, n - 1)
+        refined = max(2, math.ceil((quantiles * sd / abs(difference)) ** 2))
+        if refined <= n:
+            break
+        n = refined
+    return n
+
+
+def _p_text(p: float) -> str:
+    return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

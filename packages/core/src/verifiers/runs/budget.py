@@ -1,0 +1,79 @@
+"""The budget of a run, with its ledger ``spending.jsonl`` in the run directory. See ``clients.spending``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from verifiers.clients.payload import MAX_TOKENS_ALIASES
+from verifiers.clients.protocol import prices_of
+from verifiers.clients.spending import Amount, Budget, is_metered
+from verifiers.errors import ConfigError
+from verifiers.results.outputs import cost_usd
+from verifiers.runs.options import RunOptions
+from verifiers.storage.directory import RunDirectory
+from verifiers.storage.journal import Journal
+
+SPENDING_NAME = "spending.jsonl"
+_POLICY, _JUDGE = ("input_tokens", "output_tokens"), ("judge_input_tokens", "judge_output_tokens")
+
+
+def check_limits(options: RunOptions, client: object, model: str, sampling_args: Mapping[str, Any]) -> None:
+    """*Raises* ConfigError when the run's own requests have no bound or no price, or are not metered."""
+    if not options.limits_spending:
+        return
+    if not is_metered(client):
+        raise ConfigError(
+            f"max_cost_usd and max_total_tokens cannot limit {type(client).__name__}, which sends its requests itself; "
+            "pass OpenAI(), a ClientConfig or another client that as_client makes"
+        )
+    if not any(sampling_args.get(name) for name in MAX_TOKENS_ALIASES):
+        raise ConfigError("a limit on what is spent needs a bound of each request: set max_tokens (-t)")
+    if options.max_cost_usd is not None and prices_of(client) is None and model not in (options.prices or {}):
+        raise ConfigError(
+            f"max_cost_usd needs the prices of {model!r}: give usd_per_million_input_tokens and "
+            "usd_per_million_output_tokens in the endpoint registry or the ClientConfig",
+            key="max_cost_usd",
+        )
+
+
+async def open_budget(
+    options: RunOptions,
+    client: object,
+    directory: RunDirectory | None,
+    saved: Iterable[Mapping[str, Any]],
+    stack: ExitStack,
+) -> Budget:
+    """The budget of a run, with what its earlier sessions spent; without limits it continues their ledger.
+
+    ``saved``: the rollouts of earlier sessions, whose tokens open the ledger of a run that had none. *Raises*
+    ConfigError when their cost is unknown.
+    """
+    file = None if directory is None else directory.path / SPENDING_NAME
+    budget = Budget(options.max_cost_usd, options.max_total_tokens, prices=options.prices)
+    if file is None:
+        return budget
+    is_new = not file.exists()
+    entries: list[dict[str, Any]] = []
+    budget.record_in(stack.enter_context(Journal.open(file, entries.append)))
+    budget.read(entries)
+    if is_new and (before := _spent_before(options, client, list(saved))) is not None:
+        await budget.open_with(before)
+    return budget
+
+
+def _spent_before(options: RunOptions, client: object, saved: list[Mapping[str, Any]]) -> Amount | None:
+    usages = [row.get("token_usage") or {} for row in saved]
+    judged = sum(usage.get(name) or 0 for usage in usages for name in _JUDGE)
+    tokens = judged + sum(usage.get(name) or 0 for usage in usages for name in _POLICY)
+    if not tokens:
+        return None
+    usd = cost_usd(prices_of(client), saved)
+    if options.max_cost_usd is not None and (usd is None or judged):
+        raise ConfigError(
+            "what the saved rollouts of this run did cost is unknown (it began without max_cost_usd, and has judges or "
+            "no counts of tokens): start a new run (--fresh), or limit max_total_tokens",
+            key="max_cost_usd",
+        )
+    return Amount(tokens, usd or 0.0)

@@ -1,0 +1,2 @@
+print(1)
+# Copyright (c) 2019 Old Name

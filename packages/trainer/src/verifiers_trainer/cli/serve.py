@@ -1,0 +1,123 @@
+"""``vf-serve FOLDER``: offer a saved model, with or without an adapter, as an OpenAI endpoint on this machine.
+
+    vf-serve outputs/my-run --port 8000
+
+Loads the model on the embedded engine of this process and serves until Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from verifiers.cli.common.command import SCHEMA, Call, SmallCommand
+from verifiers.errors import ConfigError, RunError
+
+START_S = 120.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+POLL_S = 0.2
+ABOUT = """Serve a saved model as an OpenAI endpoint: chat completions, text completions, streaming, log-probabilities.
+
+FOLDER is what save_pretrained or a checkpoint writes, with a whole model or an adapter; for the folder of a training
+run, its newest checkpoint is served.
+
+\b
+  vf-serve outputs/my-run
+  vf-serve outputs/my-run/checkpoint-40 --port 8001 --name policy
+  vf-serve models/small --host 0.0.0.0 --api-key-var SERVE_KEY    for other machines
+"""
+
+
+def serve(call: Call) -> None:
+    """Load the model and serve it until a signal. *Raises* ``ConfigError``, and ``RunError`` when the engine stops."""
+    options = call.options
+    if len(call.words) != 1:
+        raise ConfigError("name one folder with a model: vf-serve FOLDER")
+    folder = Path(call.words[0]).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; vf-serve serves a saved model or the folder of a training run")
+    key = _api_key(options["api_key_var"], options["host"])
+    # late: torch and transformers take seconds to import
+    from verifiers_trainer.engines.http.endpoint import Address
+    from verifiers_trainer.policy.folder_client import folder_engine, model_folder
+
+    path = model_folder(str(folder))
+    name = options["name"] or str(path)
+    stopped: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        stopped.append(number)
+
+    address = Address(options["host"], options["port"], key)
+    with folder_engine(path, name, address, options["max_seq_len"]) as engine:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        _report(call, engine.base_url, name, options["api_key_var"] if key else None)
+        while not stopped:
+            time.sleep(POLL_S)
+            if not engine.health():
+                raise RunError("the engine stopped; its error is above")
+    call.note("vf-serve: stopped")
+
+
+def _api_key(variable: str | None, host: str) -> str:
+    """The key of the endpoint, empty for none. *Raises* ``ConfigError`` where other machines reach it without one."""
+    if variable is None:
+        if host not in LOOPBACK:
+            raise ConfigError(f"--host {host} opens the endpoint to other machines: add --api-key-var NAME")
+        return ""
+    if not os.environ.get(variable):
+        raise ConfigError(f"--api-key-var {variable}: the environment variable {variable} is not set or empty")
+    return os.environ[variable]
+
+
+def _report(call: Call, url: str, name: str, variable: str | None) -> None:
+    if call.json:  # print it now: the command ends with a signal
+        facts = {"schema": SCHEMA, "ok": True, "exit_code": 0, "url": url, "model": name, "error": None}
+        print(json.dumps(facts), file=call.out)
+        call.json = False
+    else:
+        call.say(f"{name} at {url}")
+    call.out.flush()
+    key = f" -k {variable}" if variable else ""
+    call.note(f"vf-serve: vf-eval ENV -m {name} -b {url}{key}")
+    call.note("vf-serve: Ctrl-C ends it")
+
+
+COMMAND = SmallCommand(
+    name="vf-serve",
+    about=ABOUT,
+    metavar="FOLDER_PATH",
+    options=[
+        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen at [127.0.0.1]."),
+        click.Option(["--port"], default=8000, type=click.IntRange(0, 65535), help="Port; 0 is any free one [8000]."),
+        click.Option(["--name"], metavar="NAME", help="Name of the model for requests [the folder]."),
+        click.Option(
+            ["--api-key-var"], metavar="NAME", help="Environment variable with the key that requests must send [none]."
+        ),
+        click.Option(
+            ["--max-seq-len"],
+            type=click.IntRange(1),
+            metavar="N",
+            help="Longest conversation in tokens [the model's, at most 4096].",
+        ),
+    ],
+    keys=("url", "model"),
+    action=serve,
+)
+
+
+def main() -> None:
+    """The entry point."""
+    COMMAND.main()
+
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.run(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""Comparisons of runs: the arithmetic by brute force, the rates of false alarms by simulation, and what is refused."""
+
+import itertools
+import math
+import statistics as standard
+
+import numpy as np
+import pytest
+
+import verifiers as vf
+from support.small_envs import single_turn
+from verifiers.results.comparison import (
+    Measured,
+    compare_runs,
+    examples_needed,
+    holm,
+    paired_difference,
+    sign_flip_test,
+    t_interval,
+)
+from verifiers.testing import ScriptedClient
+
+NAN = math.nan
+
+
+def run(name, rewards, env_id="sums", **more):
+    values = dict(enumerate(rewards)) if isinstance(rewards, list) else rewards
+    return Measured(name, env_id, {"reward": values}, **more)
+
+
+def difference(before, after, **more):
+    return paired_difference(run("a", before), run("b", after), "reward", **more)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_siblings_count_once_as_the_mean_of_their_example():
+    found = difference([[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    changes = [0.5, -0.5, 0.25]
+    assert found.difference == pytest.approx(standard.fmean(changes))
+    assert found.stderr == pytest.approx(standard.stdev(changes) / math.sqrt(3))
+    assert (found.won, found.lost, found.equal, found.rollouts) == (2, 1, 0, (12, 12))
+    half = 4.30265 * found.stderr  # Student's t with two degrees of freedom
+    assert (found.low, found.high) == pytest.approx((found.difference - half, found.difference + half), abs=1e-4)
+
+
+def test_more_siblings_of_the_same_examples_do_not_pretend_to_be_more_evidence():
+    few = difference([[0.0], [1.0], [0.0]], [[1.0], [1.0], [1.0]])
+    many = difference([[0.0] * 50, [1.0] * 50, [0.0] * 50], [[1.0] * 50, [1.0] * 50, [1.0] * 50])
+    assert many.stderr == pytest.approx(few.stderr)
+
+
+def test_unknown_values_are_left_out_and_an_example_without_any_is_no_pair():
+    found = difference([[NAN, 1.0], [NAN, NAN], [0.0, 0.0]], [[0.0, 0.0], [1.0, 1.0], [1.0, NAN]])
+    assert (found.num_examples, found.rollouts) == (2, (3, 3))
+    assert found.difference == 0.0
+    assert found.notes == ("1 example without a known value left out",)
+
+
+def test_the_exact_test_tries_every_sign_pattern():
+    values = np.random.default_rng(0).normal(0.4, 1, 9)
+    sums = [sum(s * v for s, v in zip(signs, values, strict=True)) for signs in itertools.product((-1, 1), repeat=9)]
+    expected = sum(abs(total) >= abs(values.sum()) - 1e-12 for total in sums) / 512
+    assert sign_flip_test(values) == pytest.approx(expected)
+
+
+def test_one_rollout_of_zero_or_one_is_mcnemars_test():
+    before = [[0.0]] * 12 + [[1.0]] * 3 + [[1.0]] * 40
+    after = [[1.0]] * 12 + [[0.0]] * 3 + [[1.0]] * 40
+    found = difference(before, after)
+    tail = sum(math.comb(15, k) for k in range(4)) / 2**15
+    assert (found.test, found.p) == ("McNemar, exact", pytest.approx(2 * tail))
+    assert (found.won, found.lost, found.equal) == (12, 3, 40)
+
+
+def test_equal_differences_of_many_examples_have_a_p_value_too():
+    found = difference([[0.0, 0.5]] * 30, [[0.25, 0.5]] * 30)
+    assert (found.test, found.verdict) == ("sign test, exact", "better")
+
+
+def test_holm_keeps_the_order_and_the_unknown():
+    assert holm([0.04, NAN, 0.01, 0.03]) == pytest.approx([0.06, NAN, 0.03, 0.06], nan_ok=True)
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_the_planned_number_of_examples_finds_the_difference_four_times_in_five():
+    n = examples_needed(0.3, 0.1)
+    draws = np.random.default_rng(1).normal(0.1, 0.3, (4000, n))
+    stderr = draws.std(axis=1, ddof=1) / math.sqrt(n)
+    found = abs(draws.mean(axis=1) / stderr) > 1.99346  # t quantile for n = 73
+    assert n == 73
+    assert found.mean() == pytest.approx(0.8, abs=0.025)
+
+
+# --- false alarms -----------------------------------------------------------------------------------------------------
+
+
+def test_students_interval_covers_and_the_normal_one_does_not():
+    """Negative control: with 1.96 in place of Student's quantile five examples miss the truth 12% of the time."""
+    draws = np.random.default_rng(2).normal(0, 1, (4000, 5))
+    intervals = np.array([t_interval(row)[1:] for row in draws])
+    missed = 1 - ((intervals[:, 0] <= 0) & (intervals[:, 1] >= 0)).mean()
+    z_missed = (abs(draws.mean(axis=1)) > 1.96 * draws.std(axis=1, ddof=1) / math.sqrt(5)).mean()
+    assert missed == pytest.approx(0.05, abs=0.012)
+    assert z_missed == pytest.approx(0.12, abs=0.015)
+
+
+@pytest.mark.parametrize("num_examples", [6, 40])
+def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_examples):
+    """Correlated siblings; the naive test over rollouts as negative control."""
+    rng = np.random.default_rng(3)
+    alarms = naive = 0
+    for _ in range(300):
+        difficulty = rng.random((num_examples, 1))
+        noise = rng.normal(0, 0.3, (2, num_examples, 1))  # a change of the example, shared by its siblings
+        a, b = (np.clip(difficulty + part + rng.normal(0, 0.05, (num_examples, 8)), 0, 1) for part in noise)
+        alarms += difference(a.tolist(), b.tolist()).verdict != "not distinguishable"
+        every = (b - a).ravel()
+        naive += abs(every.mean()) > 1.96 * every.std() / math.sqrt(every.size)
+    assert alarms / 300 <= 0.085  # 5% and three standard errors of this simulation
+    assert naive / 300 > 0.2
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_verdict_says_that_there_is_no_difference():
+    rng = np.random.default_rng(4)
+    before = rng.random((10, 1))
+    found = difference(before.tolist(), (before + rng.normal(0, 0.2, (10, 1))).tolist(), detect=0.05)
+    assert found.verdict == "not distinguishable"
+    assert found.sentence() == (
+        f"not distinguishable with 10 examples; {found.examples_needed} would do for a difference of 0.05"
+    )
+    assert found.examples_needed > 50
+    assert difference([[1.0]] * 3, [[1.0]] * 3).sentence() == (
+        "not distinguishable with 3 examples, of which none differs"
+    )
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "because"),
+    [
+        (run("b", [[1.0]], env_id="words"), "two environments, sums and words"),
+        (run("b", {"x": [1.0]}, config={"env_args": {"n": 2}}), "no example in common (env_args differ)"),
+        (run("b", [[1.0]], config={"env_args": {"n": 2}}), "env_args differ: {'n': 1} and {'n': 2}"),
+        (
+            run("b", [[1.0]], config={"env_args": {"n": 1}, "reward_weights": [2]}),
+            "measure differently (reward_weights differ)",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_compared_say_why(other, because):
+    baseline = run("a", [[1.0]], config={"env_args": {"n": 1}, "reward_weights": [1]})
+    comparison = compare_runs([baseline, other])
+    assert comparison.differences == ()
+    assert because in comparison.refused[0].sentence()
+    shares_examples = "x" not in other.values["reward"]
+    forced = compare_runs([baseline, other], anyway=True)
+    assert len(forced.differences) == shares_examples
+    if shares_examples:
+        assert because in forced.differences[0].notes[0]
+
+
+def test_a_missing_metric_and_a_single_run_are_refused_by_name():
+    with pytest.raises(vf.ConfigError, match="needs two runs"):
+        compare_runs([run("a", [[1.0]])])
+    with pytest.raises(vf.ConfigError, match="no run has the metric 'rewrad'; they have reward"):
+        compare_runs([run("a", [[1.0]]), run("b", [[1.0]])], ["rewrad"])
+
+
+def test_several_environments_have_a_baseline_each_and_share_one_adjustment():
+    clear = [[0.0]] * 20, [[1.0]] * 20
+    runs = [run("a1", clear[0]), run("b1", clear[0], "words"), run("a2", clear[1]), run("b2", clear[1], "words")]
+    comparison = compare_runs(runs)
+    assert [(d.baseline, d.run) for d in comparison.differences] == [("a1", "a2"), ("b1", "b2")]
+    assert all(d.p_adjusted == pytest.approx(2 * d.p) for d in comparison.differences)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_results_in_memory_and_from_disk_compare_alike(tmp_path):
+    env = single_turn(7)
+    wrong = ScriptedClient("no idea")
+    before = env.evaluate(wrong, "m", num_examples=7, rollouts_per_example=2, results_path=tmp_path / "a")
+    after = env.evaluate(ScriptedClient("7"), "m2", num_examples=7, rollouts_per_example=2, results_path=tmp_path / "b")
+    live = before.compare(after).differences[0]
+    loaded = vf.load_results(tmp_path / "a").compare(vf.load_results(tmp_path / "b")).differences[0]
+    mixed = before.compare(vf.load_results(tmp_path / "b")).differences[0]
+    assert live.num_examples == loaded.num_examples == mixed.num_examples == 7
+    assert live.difference == loaded.difference == mixed.difference

@@ -1,0 +1,126 @@
+"""The real agent programs, with a scripted model: ``pytest -m real tests/real/test_agents.py``.
+
+Each is skipped with the command that installs it, where it is not installed.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import verifiers as vf
+from verifiers.environments.agents.agent import find_agent, find_installed
+from verifiers.testing import ScriptedClient
+from vf_shell_tasks import TASKS
+
+pytestmark = pytest.mark.real
+SHELLS = {
+    "codex": ("exec_command", "cmd", {}),
+    "opencode": ("bash", "command", {"description": "write"}),
+    "pi": ("bash", "command", {}),
+    "claude-code": ("Bash", "command", {"description": "write"}),
+    "qwen-code": ("run_shell_command", "command", {"description": "write", "is_background": False}),
+    "mini-swe-agent": ("bash", "command", {}),
+}
+"""Agent -> the tool that runs a command, its parameter, and what else it takes."""
+AGENTS = list(SHELLS)
+LAST_WORDS = {"mini-swe-agent": vf.ToolCall("c2", "bash", '{"command":"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')}
+"""Agent -> the call that ends it, where a text does not."""
+
+
+def model_of(name):
+    """A model that writes 42 into answer.txt with the agent's shell, in compact JSON, and then ends."""
+    tool, parameter, more = SHELLS[name]
+
+    def reply(request):
+        if request.prompt[-1]["role"] == "tool":
+            return LAST_WORDS.get(name, "I wrote the file; all is done.")
+        if tool in [offered["function"]["name"] for offered in request.tools or ()]:
+            arguments = {parameter: "echo 42 > answer.txt", **more}
+            return vf.ToolCall("c1", tool, json.dumps(arguments, separators=(",", ":")))
+        return "A title"
+
+    return ScriptedClient(reply, tokens=True)
+
+
+def env_of(name, rows=1, question="Write 42 into answer.txt."):
+    try:
+        find_installed(find_agent(name))
+    except vf.ConfigError as error:
+        pytest.skip(str(error))
+    return vf.AgentEnv(
+        agent=name,
+        collect=["*.txt"],
+        dataset=[{"question": question, "answer": "42"}] * rows,
+        rubric=vf.Rubric(funcs=[lambda state, answer: float(state["files"].get("answer.txt", "").strip() == answer)]),
+        timeout_seconds=300,
+    )
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_does_its_work_and_its_history_is_the_sampled_one(name):
+    results = env_of(name).evaluate(model_of(name), "m", keep_states=True)
+    (output,), (state,) = results.outputs, results.states
+    assert output.error is None
+    assert (output.reward, output.stop_condition) == (1.0, "agent_ended")
+    assert [role for role in output["agent"]["roles"] if role != "side"] == ["main", "main"]
+    assert output["agent"]["rewrites"] == 0
+    main = [step for step in state["trajectory"] if step["extras"]["role"] == "main"]
+    assert main[1]["prompt"][: len(main[0]["prompt"]) + 1] == [*main[0]["prompt"], *main[0]["completion"]]
+    assert len(state.rollout().turns) == 2
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_codex_works_on_a_task_in_its_sandbox(solved):
+    env_of("codex")  # skips where it is not installed
+    env = vf.load_environment("shell-tasks", agent="codex", only=["csv-totals"])
+    script = (TASKS / "csv-totals/solution/solve.sh").read_text() if solved else "touch totals.csv"
+
+    def reply(request):
+        if request.prompt[-1]["role"] == "tool":
+            return "Done."
+        return vf.ToolCall("c1", "exec_command", {"cmd": script})
+
+    (output,) = env.evaluate(ScriptedClient(reply, tokens=True), "m", state_columns=["verdict"]).outputs
+    assert output.error is None
+    assert (output.reward, output.stop_condition) == (float(solved), "agent_ended")
+    assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main"], 0)
+
+
+def there_is(mark):
+    """What exists of agents: processes with the mark in their arguments, sockets of this process, temporary folders."""
+    arguments = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
+    own = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return {
+        "processes": sum(mark in line for line in arguments.splitlines()),
+        "sockets": sum("socket:" in path for path in own),
+        "folders": len(list(Path(tempfile.gettempdir()).glob("verifiers-*"))),
+    }
+
+
+def test_many_at_once_leave_nothing():
+    """Codex, 32 times at once. While all of them wait for the model, the same look sees them: the negative control."""
+    mark = f"run {time.time_ns()}"
+    env_of("codex").evaluate(model_of("codex"), "m")  # starts the gateway and the zygote
+    before, seen, all_wait = there_is(mark), {}, asyncio.Event()
+    answer = model_of("codex")
+
+    class Waiting(ScriptedClient):
+        async def complete(self, request):
+            self.in_flight += 1
+            if self.in_flight == 32 and not seen:
+                seen.update(there_is(mark))
+                all_wait.set()
+            await asyncio.wait_for(all_wait.wait(), 240)
+            return await answer.complete(request)
+
+    results = env_of("codex", 32, f"Write 42 ({mark}).").evaluate(Waiting("x"), "m", max_concurrent=32)
+    assert results["rewards"] == [1.0] * 32
+    assert before["processes"] == 0
+    assert min(seen["processes"], seen["sockets"] - before["sockets"]) >= 32, seen
+    assert there_is(mark) == before

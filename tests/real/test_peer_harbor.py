@@ -1,0 +1,71 @@
+"""The real ``harbor run`` over our twenty tasks, in our sandbox: its verdicts are those of ``HarborEnv``.
+
+Run by ``python3 tests/real/peers.py harbor``, on Python 3.12.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("harbor", reason="harbor is not installed: python3 tests/real/peers.py harbor")
+
+import verifiers as vf
+from support.harbor_tasks import write_task
+from support.isolated import bubblewrap_or_skip
+from verifiers.testing import ScriptedClient
+from vf_shell_tasks import IMAGE, TASKS
+
+pytestmark = pytest.mark.real
+SANDBOX = "verifiers.integrations.harbor:Sandbox"
+
+
+def harbor_run(path, agent, out, *words):
+    """The rewards by task, the exceptions by task, and what it printed, on one line."""
+    bubblewrap_or_skip()
+    command = [Path(sys.executable).with_name("harbor"), "run", "--path", path, "--agent", agent, "--env", SANDBOX]
+    ran = subprocess.run(
+        [*command, "-o", out, "-n", "4", *words], capture_output=True, text=True, check=False, timeout=540
+    )
+    trials = [json.loads(file.read_text()) for file in Path(out).glob("*/*/result.json")]
+    printed = " ".join((ran.stdout + ran.stderr).replace("│", " ").split())
+    names = {trial["task_name"].rpartition("/")[2]: trial for trial in trials}
+    failed = {name: trial["exception_info"] for name, trial in names.items() if trial["exception_info"]}
+    rewards = {name: (trial["verifier_result"] or {}).get("rewards") for name, trial in names.items()}
+    return {name: reward["reward"] for name, reward in rewards.items() if reward}, failed, printed
+
+
+def ours(agent):
+    env = vf.HarborEnv(eval_path=TASKS, agent=agent, images={IMAGE: "host"})
+    results = env.evaluate(ScriptedClient("never called"), "m", max_concurrent=4)
+    return {output["task"]: output["reward"] for output in results.outputs}
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_its_verdicts_on_twenty_tasks_are_ours(agent, reward, tmp_path):
+    rewards, failed, printed = harbor_run(TASKS, agent, tmp_path, "--ek", f"host_images={IMAGE}")
+    assert failed == {}, printed
+    assert rewards == ours(agent) == {folder.name: reward for folder in TASKS.iterdir()}
+
+
+def test_what_the_sandbox_cannot_give_is_refused_in_one_sentence(tmp_path):
+    asks = write_task(tmp_path / "tasks" / "asks", "[environment]\nnetwork_mode = 'public'\n")
+    image = "host_images=debian:bookworm"
+    *_, printed = harbor_run(asks, "oracle", tmp_path / "a", "--ek", image)
+    assert "asks: the sandbox has no network; set [environment] network_mode" in printed
+    *_, printed = harbor_run(asks, "oracle", tmp_path / "b", "--ek", "without_network=true")
+    assert "asks: its image 'debian:bookworm' is not here" in printed
+    rewards, failed, _ = harbor_run(asks, "oracle", tmp_path / "c", "--ek", image, "--ek", "without_network=true")
+    assert (rewards, failed) == ({"asks": 1.0}, {})
+
+
+def test_a_dockerfile_with_commands_is_built_for_it(tmp_path):
+    dockerfile = "FROM debian:bookworm\nENV A=right\nWORKDIR /app\nRUN echo $A > made.txt\n"
+    solution = "#!/bin/sh\ncp made.txt out.txt\n"
+    task = write_task(
+        tmp_path / "built", '[environment]\nnetwork_mode = "no-network"\n', dockerfile=dockerfile, solution=solution
+    )
+    rewards, failed, _ = harbor_run(task, "oracle", tmp_path / "out", "--ek", "host_images=debian:bookworm")
+    assert (rewards, failed) == ({"built": 1.0}, {})

@@ -1,0 +1,327 @@
+"""A batch that is divided among several optimizer steps: what each is trained on, against updates made by hand."""
+
+import copy
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from support.pipeline import pipeline_config
+from support.training import metrics_of, run, small_config, small_policy, small_trainer, weights_hash
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.advantages import compute_advantages
+from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.trainer import RLTrainer
+
+
+def rollout(reward, tokens=3, turns=1):
+    made = tuple(Turn(np.arange(2) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), 0, False) for _ in range(turns))
+    return Rollout(made, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
+
+
+def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
+    return [
+        Group(index, index, tuple(rollout(reward, 3 + n) for n, reward in enumerate(rewards))) for index in range(count)
+    ]
+
+
+def rollouts_in(step):
+    return [id(one.text) for group in step.groups for one in group.rollouts]
+
+
+# --- how a batch is divided -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_groups", "updates"), [(4, 2), (5, 2), (5, 4), (3, 3), (2, 4), (1, 4), (1, 3), (3, 4)])
+def test_every_rollout_is_in_one_update_and_groups_stay_whole_where_there_are_enough(num_groups, updates):
+    groups = groups_of(num_groups)
+    batch = build(groups, [], pipeline_config(updates_per_batch=updates))
+    assert len(batch.steps) == updates
+    assert Counter(one for step in batch.steps for one in rollouts_in(step)) == Counter(rollouts_in(batch))
+    sizes = [len(rollouts_in(step)) for step in batch.steps]
+    assert max(sizes) - min(sizes) <= (4 if num_groups >= updates else 1)
+    if num_groups >= updates:
+        assert all(len(group.rollouts) == 4 for step in batch.steps for group in step.groups)
+    assert sum(step.num_tokens for step in batch.steps) == batch.num_tokens > 0
+    for step in batch.steps:  # a step of its own: its weights are a mean over its tokens
+        rows = [row for rows in step.rows_R for row in rows]
+        assert sum(row.weight.sum() for row in rows) == pytest.approx(1)
+        assert sum(int(row.loss_mask.sum()) for row in rows) == step.num_tokens
+
+
+def test_the_advantages_are_those_of_the_whole_group_and_batch():
+    groups = [*groups_of(1), *(Group(1, 1, (rollout(0.0), rollout(0.2), rollout(0.1), rollout(0.3))),)]
+    for advantage in ("mean", "batch_std"):
+        one = build(groups, [], pipeline_config(advantage=advantage))
+        several = build(groups, [], pipeline_config(advantage=advantage, updates_per_batch=8))
+        found = np.concatenate([values for step in several.steps for values in step.advantages_G])
+        np.testing.assert_array_equal(found, np.concatenate(one.advantages_G))
+    alone = build(groups[:1], [], pipeline_config(advantage="batch_std")).advantages_G[0]  # negative control
+    assert not np.allclose(alone, one.advantages_G[0])
+
+
+def test_a_batch_of_one_update_is_the_step():
+    batch = build(groups_of(2), [], pipeline_config())
+    assert batch.updates == ()
+    assert batch.steps == (batch,)
+
+
+def test_rollouts_without_loss_leave_no_update_empty_and_are_counted_once():
+    groups = [Group(0, 0, (rollout(0.0), rollout(1.0), rollout(float("nan")), rollout(float("nan"))))]
+    batch = build(groups, [], pipeline_config(updates_per_batch=2, min_group_fraction=0.5))
+    assert [step.num_tokens for step in batch.steps] == [3, 3]
+    assert sum(step.stats["rollouts/generated"] for step in batch.steps) == 4
+    assert sum(step.stats["reward/unscored"] for step in batch.steps) == 2
+
+
+def test_discarded_groups_are_counted_in_one_step_each():
+    dead = groups_of(3, rewards=(1.0, 1.0, 1.0, 1.0))
+    batch = build(groups_of(2), dead, pipeline_config(updates_per_batch=2))
+    assert [step.stats["groups/backfilled"] for step in batch.steps] == [2, 1]
+    assert batch.stats["groups/backfilled"] == 3
+
+
+# --- weights of advantages --------------------------------------------------------------------------------------
+
+
+def test_negative_advantages_have_their_weight_and_positive_ones_stay():
+    for weight in (0.0, 0.25, 1.0):
+        batch = build(groups_of(1), [], pipeline_config(negative_advantage_weight=weight))
+        assert batch.advantages_G[0].tolist() == [-0.5 * weight, 0.5, -0.5 * weight, 0.5]
+        assert batch.num_tokens == 3 + 4 + 5 + 6
+    turns = Group(0, 0, (rollout(0.0, turns=2), rollout(1.0, turns=2)))
+    settings = {"credit": "turn", "rollouts_per_example": 2, "negative_advantage_weight": 0.5}
+    batch = build([turns], [], pipeline_config(**settings))
+    assert batch.advantages_G[0].tolist() == [-0.25, 0.5]
+
+
+def test_the_best_of_a_group_are_trained_alone():
+    (found,) = compute_advantages("best", [np.array([0.2, 0.7, np.nan, 0.7])])
+    np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan, 1.0])
+    (dead,) = compute_advantages("best", [np.array([0.7, 0.7, 0.7, 0.7])])
+    assert np.isnan(dead).all()
+    batch = build(groups_of(1), [], pipeline_config(advantage="best"))
+    assert batch.num_tokens == 4 + 6
+    assert batch.stats["rollouts/trained"] == 2
+
+
+# --- against updates made by hand -------------------------------------------------------------------------------
+
+RUN = {"deterministic": True, "max_off_policy_steps": 0, "batch_size": 16, "max_grad_norm": 1e9}
+RUN |= {"optim": "sgd", "learning_rate": 0.5}
+"""Four groups of four; steps that are linear in the gradient, so that rounding stays as small as it is."""
+
+
+class Batches:
+    """A callback that keeps the step of every training step, in order."""
+
+    def __init__(self, trainer):
+        self.steps, plain = [], trainer.training_step
+
+        def training_step(model, step, *rest):
+            self.steps.append(step)
+            return plain(model, step, *rest)
+
+        trainer.training_step = training_step
+
+
+def logprobs_of(model, turn, temperature=1.0):
+    """Log-probabilities of the sampled tokens of a turn, by the stock model on this sequence alone."""
+    ids = torch.tensor(np.concatenate([turn.prompt_ids, turn.completion_ids]).astype(np.int64))[None]
+    logits = model(input_ids=ids).logits[0].float() / temperature
+    start = len(turn.prompt_ids)
+    return torch.log_softmax(logits[start - 1 : -1], -1).gather(-1, ids[0, start:, None])[:, 0]
+
+
+def by_hand(model, updates, passes, policy_loss):
+    """SGD on the updates in their order, as often as there are passes; an update is a list of (turn, advantage)."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = [[logprobs_of(model, turn).detach() for turn, _ in update] for update in updates]
+    losses = []
+    for _ in range(passes):
+        for update, old in zip(updates, before, strict=True):
+            optimizer.zero_grad()
+            num_tokens = sum(len(turn.completion_ids) for turn, _ in update)
+            loss = torch.zeros(())
+            for (turn, advantage), log_old in zip(update, old, strict=True):
+                loss = loss + policy_loss(logprobs_of(model, turn), turn, advantage, log_old).sum() / num_tokens
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return losses
+
+
+def clipped(log_old):
+    def loss(log_pi, turn, advantage, before):
+        old = before if log_old == "recomputed" else torch.tensor(turn.sampler_logprobs)
+        ratio = (log_pi - old).exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage)
+
+    return loss
+
+
+def trained_by_hand(trainer, policy_loss, passes=1):
+    """(losses of the trainer, of the same updates by hand): the model that is not the trainer's is updated."""
+    model, before = copy.deepcopy(trainer.model), weights_hash(trainer.model)
+    kept = Batches(trainer)
+    log = run(trainer)
+    updates = [
+        [
+            (one.turns[0], float(advantage))
+            for group, advantages in zip(step.groups, step.advantages_G, strict=True)
+            for one, advantage in zip(group.rollouts, advantages, strict=True)
+            if not np.isnan(advantage)
+        ]
+        for step in kept.steps[: len(kept.steps) // passes]
+    ]
+    losses = by_hand(model, updates, passes, policy_loss)
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.allclose(parameter, dict(model.named_parameters())[name], atol=2e-6), name
+    assert weights_hash(trainer.model) != before
+    return [step["loss"] for step in log.steps], losses
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"packing": False}, {"micro_batch_tokens": 40}, {"share_prompts": False}], ids=str
+)
+def test_updates_of_one_batch_are_updates_made_by_hand(tmp_path, layout):
+    settings = {**RUN, **layout, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 4, "max_steps": 4}
+    found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("sampler"))
+    assert found == pytest.approx(expected, abs=2e-6)
+    assert len(set(np.round(found, 9))) == 4  # four different parts
+
+
+def test_passes_over_a_batch_repeat_its_updates_in_their_order(tmp_path):
+    settings = {**RUN, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 4}
+    trainer = small_trainer(tmp_path, **settings)
+    found, expected = trained_by_hand(trainer, clipped("sampler"), passes=2)
+    assert found == pytest.approx(expected, abs=2e-6)
+
+
+def test_old_log_probabilities_of_every_update_are_of_the_policy_that_began_the_batch(tmp_path):
+    settings = {**RUN, "loss": "ppo", "epsilon": 0.02, "updates_per_batch": 2, "max_steps": 2, "anchor": "recomputed"}
+    found, expected = trained_by_hand(small_trainer(tmp_path, **settings), clipped("recomputed"))
+    assert found == pytest.approx(expected, abs=2e-6)
+
+
+def test_the_recipe_best_of_group_is_cross_entropy_on_the_best(tmp_path):
+    def entropy(log_pi, turn, advantage, before):
+        assert advantage == 1
+        return -log_pi
+
+    trainer = small_trainer(tmp_path, **RUN, recipe="best_of_group", updates_per_batch=2, num_iterations=1, max_steps=2)
+    untrained = copy.deepcopy(trainer.model)
+    kept = Batches(trainer)
+    run(trainer)
+    first = kept.steps[0]
+    best = [
+        one.turns[0]
+        for group in first.groups
+        for one in group.rollouts
+        if one.reward == max(other.reward for other in group.rollouts)
+    ]
+    total, count = 0.0, 0
+    for turn in best:
+        ids = torch.tensor(np.concatenate([turn.prompt_ids, turn.completion_ids]).astype(np.int64))
+        labels = ids.clone()
+        labels[: len(turn.prompt_ids)] = -100
+        logits = untrained(input_ids=ids[None]).logits[0, :-1].detach()
+        total += float(cross_entropy(logits, labels[1:], reduction="sum"))
+        count += len(turn.completion_ids)
+    assert metrics_of(tmp_path)[0]["loss"] == pytest.approx(total / count, abs=1e-5)
+    assert first.num_tokens == count < sum(one.num_sampled for group in first.groups for one in group.rollouts)
+
+
+# --- a run of such batches --------------------------------------------------------------------------------------
+
+
+def test_a_step_has_the_numbers_of_its_own_rollouts_and_the_batch_is_counted_once(tmp_path):
+    settings = {**RUN, "updates_per_batch": 4, "num_iterations": 2, "max_steps": 8, "log_completions": True}
+    log = run(small_trainer(tmp_path, **settings))
+    assert [row["batch/step"] for row in log.steps] == list(range(1, 9))
+    once = [row for row in log.steps if row["batch/step"] <= 4]
+    assert sum(row["rollouts/generated"] for row in once) == sum(r["rollouts/generated"] for r in log.steps[4:]) >= 16
+    assert [row["time/wait_generation"] > 0 for row in log.steps] == [True] + [False] * 7
+    assert {row["staleness/max"] for row in log.steps} == {0}
+    for step in range(1, 9):
+        assert len((tmp_path / "completions" / f"step-{step}.jsonl").read_text().splitlines()) == 4
+
+
+def test_the_lag_counts_batches_of_several_updates(tmp_path):
+    log = run(small_trainer(tmp_path, updates_per_batch=2, num_iterations=2, max_steps=16, max_off_policy_steps=2))
+    ages = [step["staleness/max"] for step in log.steps]
+    assert 0 < max(ages) <= 2
+    assert len(log.steps) == 16
+
+
+def test_checkpoints_lie_between_batches_and_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
+    settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_off_policy_steps": 1}
+    settings |= {"save_strategy": "steps", "save_steps": 3}
+    whole = small_trainer(tmp_path / "whole", max_steps=8, **settings)
+    log = run(whole)
+    assert sorted(step for step, _ in checkpoint_files.steps_in(tmp_path / "whole")) == [4, 8]
+    run(small_trainer(tmp_path / "parts", max_steps=4, **settings))
+    rest = small_trainer(tmp_path / "parts", max_steps=8, **settings)
+    assert run(rest, resume_from_checkpoint=True).losses == log.losses[4:]
+    assert weights_hash(rest.model) == weights_hash(whole.model)
+
+
+def test_a_run_that_fails_amid_a_batch_resumes_at_the_next_of_its_steps(tmp_path):
+    stopped_at = 7
+    settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 12}
+    settings |= {"max_off_policy_steps": 1, "batch_size": 8}
+    whole = small_trainer(tmp_path / "whole", **settings)
+    log = run(whole)
+    broken = small_trainer(tmp_path / "parts", **settings)
+    plain = broken.training_step
+
+    def training_step(*given):
+        if broken.state.global_step == stopped_at:
+            raise ZeroDivisionError("a bug")
+        return plain(*given)
+
+    broken.training_step = training_step
+    with pytest.raises(ZeroDivisionError):
+        broken.train()
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path / "parts")] == [stopped_at]
+    rest = small_trainer(tmp_path / "parts", **settings)
+    resumed = run(rest, resume_from_checkpoint=True)
+    assert resumed.losses == log.losses[stopped_at:]
+    assert weights_hash(rest.model) == weights_hash(whole.model)
+
+
+def test_the_rows_of_an_update_do_not_change_it(tmp_path):
+    """Gradient accumulation: one row, or a row for each sample."""
+    settings = {**RUN, "updates_per_batch": 2, "max_steps": 4}
+    one = run(small_trainer(tmp_path / "one", micro_batch_tokens=512, **settings))
+    many = run(small_trainer(tmp_path / "many", micro_batch_tokens=24, **settings))
+    assert many.steps[0]["packing/rows"] > one.steps[0]["packing/rows"] == 1
+    assert [row["loss"] for row in many.steps] == pytest.approx([row["loss"] for row in one.steps], abs=2e-6)
+
+
+def test_finished_rollouts_are_divided_too_and_keep_their_rewards(tmp_path):
+    prompts = [[{"role": "user", "content": f"q{n // 2}"}] for n in range(8)]
+    answers = [[{"role": "assistant", "content": "ab" if n % 2 else "12"}] for n in range(8)]
+    rewards = [float(n % 2 == 0) for n in range(8)]
+    dataset = {"prompts": prompts, "completions": answers, "rewards": rewards}
+    config = small_config(tmp_path, updates_per_batch=2, max_steps=4, log_completions=True)
+    log = run(RLTrainer(small_policy(), None, config, build_tiny_tokenizer(), dataset=dataset))
+    assert [row["rollouts/generated"] for row in log.steps] == [4] * 4
+    assert [row["reward/mean"] for row in log.steps] == [0.5] * 4
+
+
+def test_the_wait_for_a_batch_is_compared_with_the_time_of_all_its_steps(tmp_path):
+    trainer = small_trainer(tmp_path, updates_per_batch=4, max_steps=8)
+    recorder = trainer.recorder
+    recorder.batch, recorder.numbers = build(groups_of(1), [], pipeline_config()), {}
+    alarms = []
+    for step in range(1, 9):
+        waited = 0.0 if (step - 1) % 4 else 5.0 if step == 1 else 50.0
+        recorder.numbers = {"time/wait_generation": waited, "time/step": waited + 1.0}
+        recorder._warn(step)
+        alarms.append("alarm/waiting" in recorder.numbers)
+    assert alarms == [False] * 7 + [True]  # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %

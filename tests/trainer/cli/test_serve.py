@@ -1,0 +1,78 @@
+"""``vf-serve``: a saved model answers on a port until a signal ends it; other machines reach it only with a key."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from verifiers_trainer.cli.serve import COMMAND
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+
+
+def post(url, key=None):
+    body = {"model": "policy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 4}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def test_a_run_folder_is_served_with_its_key_until_sigterm(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVE_KEY", "s3cret-of-this-test")
+    folder = tmp_path / "run/checkpoint-7"
+    build_tiny_model(seed=3).save_pretrained(folder)
+    build_tiny_tokenizer().save_pretrained(folder)
+    flags = [str(tmp_path / "run"), "--port", "0", "--name", "policy", "--api-key-var", "SERVE_KEY", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "verifiers_trainer.cli.serve", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        facts = json.loads(process.stdout.readline())
+        assert facts["ok"]
+        assert facts["model"] == "policy"
+        assert post(facts["url"], "s3cret-of-this-test")["usage"]["completion_tokens"] <= 4
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            post(facts["url"])
+        process.send_signal(signal.SIGTERM)
+        _, notes = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, notes
+    assert f"vf-eval ENV -m policy -b {facts['url']} -k SERVE_KEY" in notes
+    assert "s3cret-of-this-test" not in notes
+    with pytest.raises(OSError):
+        post(facts["url"], "s3cret-of-this-test")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name one folder"),
+        (["nofolder"], "there is no folder nofolder"),
+        ([".", "--host", "0.0.0.0"], "add --api-key-var"),
+        ([".", "--api-key-var", "NOT_SET_HERE"], "NOT_SET_HERE is not set"),
+        (["."], "holds no model"),
+    ],
+)
+def test_a_refusal_is_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert COMMAND.run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(tmp_path, monkeypatch, capsys):
+    import socket
+
+    build_tiny_model(seed=3).save_pretrained(tmp_path)
+    build_tiny_tokenizer().save_pretrained(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert COMMAND.run([str(tmp_path), "--port", str(port)]) != 0
+    assert str(port) in capsys.readouterr().err
