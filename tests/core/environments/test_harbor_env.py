@@ -343,10 +343,11 @@ def test_an_agent_program_works_in_the_sandbox_of_the_task_and_is_graded_in_anot
     assert output.metrics["num_turns"] == 2
 
 
-def test_an_agent_program_forges_no_verdict(task):
+def test_an_agent_program_forges_no_verdict(task, tmp_path):
+    waits = write_task(tmp_path / "waits", test=f"{TEST}sleep 0.5\n")  # the daemon has time to write after the test
     forger = PROGRAM + f"import subprocess\nsubprocess.Popen(['sh', '-c', {FORGERIES['a daemon']!r}])\ntime.sleep(0.2)"
     assert reward(run_program(task, forger, "wrong")) == 0.0
-    assert reward(run_program(task, forger, "wrong", grading="shared")) == 1.0, "the negative control"
+    assert reward(run_program(waits, forger, "wrong", grading="shared")) == 1.0, "the negative control"
 
 
 def test_an_agent_program_is_ended_when_the_time_of_the_task_is_over_and_what_it_did_is_graded(tmp_path):
