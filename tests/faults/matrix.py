@@ -219,6 +219,7 @@ ROWS: dict[int, Row] = {
             RETRY,
             "five_seconds_of_429_against_64_workers_are_survived_spread_out_and_with_fewer_in_flight",
             "told_to_wait_a_second_not_everybody_comes_back_after_a_second",
+            "the_repeats_of_64_workers_are_spread_out",
         ),
         _in(
             RETRY,
