@@ -156,6 +156,7 @@ def test_with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_an
         assert 8 <= int(ended.lines[0].split()[0]) <= 256 - 64 - num_held
 
 
+@pytest.mark.slow
 def test_without_the_clamp_the_files_run_out_in_the_middle(warm):
     """Negative control."""
     with FakeServer("x", process=True, delay_s=0.02) as server:

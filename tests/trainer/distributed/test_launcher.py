@@ -65,6 +65,7 @@ def test_files_that_do_what_they_say_are_not_reported(file, text, words):
     assert unused_split(["accelerate", "launch", "--config-file", file(text), *words]) is None
 
 
+@pytest.mark.slow
 def test_it_is_said_before_the_model_is_loaded(file, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import verifiers as vf\nvf.get_model_and_tokenizer('no/such')\n")

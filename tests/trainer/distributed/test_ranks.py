@@ -59,8 +59,8 @@ def results(ended):
     [
         (UNEQUAL, 2, {}),
         (UNEQUAL, 3, {"micro_batch_size": 1, "batch_size": 12}),
-        (UNEQUAL, 2, {"packing": False}),
-        (UNEQUAL, 2, {"aggregation": "sequence_mean", "packing": False}),
+        pytest.param(UNEQUAL, 2, {"packing": False}, marks=pytest.mark.slow),
+        pytest.param(UNEQUAL, 2, {"aggregation": "sequence_mean", "packing": False}, marks=pytest.mark.slow),
         (FEW, 3, {"rollouts_per_example": 2, "batch_size": 12}),
     ],
 )
@@ -203,9 +203,13 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
     ("spoil", "kind", "said"),
     [
         ("reward", "TooManyFaults", "no judge here"),
-        ("nan", "NonFiniteLoss", "the sampled log-probability of step 2 is not finite"),
+        pytest.param(
+            "nan", "NonFiniteLoss", "the sampled log-probability of step 2 is not finite", marks=pytest.mark.slow
+        ),
         ("bug", "RunError", "rank 1 failed: ZeroDivisionError: a bug on this rank alone"),
-        ("generator", "RunError", "rank 0 failed: KeyError: 'the generator is gone'"),
+        pytest.param(
+            "generator", "RunError", "rank 0 failed: KeyError: 'the generator is gone'", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_failure_of_one_rank_is_the_failure_of_all(on, spoil, kind, said):
@@ -234,7 +238,7 @@ def test_all_ranks_save_the_last_step_together_whatever_ends_the_run(on, tmp_pat
     assert (saved / "rng_1.safetensors").is_file()
 
 
-@pytest.mark.parametrize("when", ["kill", "kill in backward"])
+@pytest.mark.parametrize("when", [pytest.param("kill", marks=pytest.mark.slow), "kill in backward"])
 def test_a_rank_that_is_killed_ends_the_others(on, when):
     ended = on(ranks_work.train, **RUN, spoil=when, ddp_timeout=600)  # long before that
     assert [e.exit_code for e in ended] == [1, -9]

@@ -82,7 +82,7 @@ def test_two_ranks_that_share_the_model_are_as_one(on, kind):
     split.require_as_one(first, second, one, has_penalty="beta" in settings)
 
 
-@pytest.mark.parametrize("chunk_tokens", [256, 5])
+@pytest.mark.parametrize("chunk_tokens", [pytest.param(256, marks=pytest.mark.slow), 5])
 def test_unequal_data_and_unequal_numbers_of_chunks_give_the_gradient_of_one_process(children, tmp_path, chunk_tokens):
     def of(world):
         ended = on_ranks(children, tmp_path, split.gradient, str(tmp_path), UNEQUAL, chunk_tokens, world=world)

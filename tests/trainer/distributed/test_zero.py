@@ -347,6 +347,7 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_emptied(monkey
         small_trainer(tmp_path, optimizers=(object(), None))
 
 
+@pytest.mark.slow
 def test_where_it_is_installed_and_not_used_it_says_nothing_on_stdout():
     """accelerate imports it in every training, and what a command prints there may be read by a program."""
     needs_deepspeed()
