@@ -3,6 +3,7 @@
 
     python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes
     python3 run.py test           the tests
+    python3 run.py test --changed     the tests that what you changed touches (--changed COMMIT: since then)
     python3 run.py test --promises    the promises about failure, each with the tests that prove it (--fast)
     python3 run.py soak           random faults against an evaluation and a training, for an hour (--minutes)
 
@@ -49,8 +50,9 @@ def main() -> int:
         "soak": [["python", "tests/soak.py", *arguments]],
         "test": [["python", "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments]],
     }
-    if command == "test" and "--promises" in arguments:
-        commands["test"] = [["python", "tests/certificate.py", *(one for one in arguments if one != "--promises")]]
+    for option, script in {"--promises": "tests/certificate.py", "--changed": "tests/changed.py"}.items():
+        if command == "test" and option in arguments:
+            commands["test"] = [["python", script, *(one for one in arguments if one != option)]]
     if command not in commands:
         print(__doc__)
         return 0 if command in ("-h", "--help", "help") else fail(f"unknown command {command!r}")

@@ -1,0 +1,69 @@
+"""``run.py test --changed`` chooses the tests that a change touches."""
+
+from pathlib import Path
+
+import pytest
+
+import changed
+
+CORE, TRAINER = Path("packages/core/src/verifiers"), Path("packages/trainer/src/verifiers_trainer")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    files = changed.files_by_module()
+    return files, changed.importers_of(files)
+
+
+@pytest.fixture
+def chosen(graph):
+    def tests(name):
+        return {str(path.relative_to(changed.ROOT)) for path in changed.tests_of([changed.ROOT / name], *graph)}
+
+    return tests
+
+
+@pytest.mark.parametrize(
+    ("changed_file", "test", "other"),
+    [
+        # imported in the test; by the lazy name vf.HarborEnv; the server behind a table of lazy names
+        (CORE / "results/sequential.py", "tests/core/results/test_sequential.py", "tests/core/parsers/test_parsers.py"),
+        (CORE / "environments/harbor/env.py", "tests/core/environments/test_harbor_env.py", "tests/view/test_tui.py"),
+        (CORE / "testing/server.py", "tests/faults/test_retry_faults.py", "tests/core/results/test_sequential.py"),
+        # through another module; by a command that a test starts; by the folder of the same name
+        (TRAINER / "algorithm/losses.py", "tests/trainer/run/test_trainer.py", "tests/core/results/test_sequential.py"),
+        (CORE / "cli/compare.py", "tests/cli/test_vf_compare.py", "tests/core/results/test_sequential.py"),
+        (CORE / "sandbox/guest/zygote.py", "tests/core/sandbox/test_sandbox.py", "tests/view/test_tui.py"),
+        # no module of Python
+        (CORE / "view/static/expression.js", "tests/view/test_opening.py", "tests/core/results/test_sequential.py"),
+        (Path("docs/train/objective.md"), "tests/docs/test_blocks.py", "tests/core/results/test_sequential.py"),
+        (Path("tests/view/test_tui.py"), "tests/view/test_tui.py", "tests/cli/test_vf_eval.py"),
+        (Path("tests/support/zoo.py"), "tests/core/checks/test_audit_zoo.py", "tests/cli/test_vf_eval.py"),
+    ],
+)
+def test_a_change_touches_its_tests_and_not_all(chosen, changed_file, test, other):
+    assert (changed.ROOT / changed_file).exists()
+    assert (changed.ROOT / other).exists()
+    tests = chosen(changed_file)
+    assert test in tests
+    assert other not in tests
+    assert "tests/architecture/test_layers.py" in tests
+
+
+def test_a_file_at_the_top_touches_everything(chosen):
+    assert len(chosen("pyproject.toml")) > 200
+
+
+def test_every_module_has_tests(graph):
+    """Also those that are started by a computed name: by the folder of the same name."""
+    files, importers = graph
+    sources = [path for module, path in files.items() if module.startswith("verifiers") and "src" in path.parts]
+    assert len(sources) > 300
+    for path in sources:
+        tests = changed.tests_of([path], files, importers)
+        assert {test for test in tests if test.parent.name != "architecture"}, path
+
+
+def test_an_unknown_commit_is_one_sentence():
+    with pytest.raises(SystemExit, match="git knows no commit 'no-such'"):
+        list(changed.changed_files("no-such"))
