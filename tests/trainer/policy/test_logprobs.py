@@ -20,6 +20,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.policy import logprobs as logprobs_module
 from verifiers_trainer.policy.forward_checks import check_head, check_packing
 from verifiers_trainer.policy.logprobs import (
+    Layout,
     LogitTransform,
     chunked_logprobs,
     find_causal_lm,
@@ -102,6 +103,45 @@ def test_packed_values_and_gradients_equal_the_stock_model_sample_by_sample(name
     assert (mine - theirs).norm() / theirs.norm() < 1e-5
     assert check_head(model).ok
     assert check_packing(model).ok
+
+
+EQUAL, UNEQUAL = (30, 28, 30, 29, 30, 27, 30, 30), (100, 2, 2, 2, 2, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [(name, shared) for name in MODELS for shared in (False, True) if not (shared and "gemma2" in name)],
+)  # windows are no part of the mask: there prompts are not shared
+def test_samples_side_by_side_have_the_values_and_gradients_of_one_row(name, shared):
+    model = MODELS[name]()
+    install_logprob_forward(model)
+    tokens, positions = packed_row(EQUAL)
+    row = {"input_ids": tokens, "position_ids": positions}
+    if shared:  # four prompts, each with a branch
+        seq_ids = torch.arange(8).repeat_interleave(torch.tensor(EQUAL))
+        row |= {"seq_ids": seq_ids, "prompt_seq_ids": seq_ids - seq_ids % 2}
+        row["position_ids"] = torch.where(seq_ids % 2 == 1, positions + 30, positions)
+    coefficients = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1))
+    side_by_side, one_row = model(**row).logprobs, model(**row, as_one_row=True).logprobs
+    assert torch.allclose(side_by_side, one_row, atol=1e-5)
+    mine, theirs = (gradients(model, (coefficients * values).sum()) for values in (side_by_side, one_row))
+    assert (mine - theirs).norm() / theirs.norm() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("lengths", "attention", "shape"),
+    [
+        (EQUAL, "sdpa", (8, 30)),
+        (UNEQUAL, "sdpa", (1, sum(UNEQUAL))),  # seven rows of padding would cost more than the mask
+        ((30,), "sdpa", (1, 30)),
+        (EQUAL, "flash_attention_2", (1, sum(EQUAL))),  # computes no pair of two samples
+    ],
+)
+def test_the_cheaper_layout_is_chosen(lengths, attention, shape):
+    model = tiny_llama()
+    model.config._attn_implementation = attention
+    place = Layout.of(model, *packed_row(lengths), None, as_one_row=False)
+    assert place.input_ids.shape == place.position_ids.shape == shape
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -190,7 +190,7 @@ def _config(output: Path, seed: int, batches: int, loss: str | None, preset: Pre
     common: dict[str, Any] = {
         "batch_size": 128,
         "rollouts_per_example": 8,
-        "micro_batch_size": 8,
+        "micro_batch_size": 32,
         "zero_truncated_completions": True,
         "learning_rate": 3e-4,
         "lr_scheduler_type": "linear",

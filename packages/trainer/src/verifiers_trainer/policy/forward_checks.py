@@ -72,7 +72,8 @@ def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_ha
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [part.shape[1] for part in parts]
             positions = torch.cat([torch.arange(size, device=first.device) for size in sizes])
-            return model(input_ids=torch.cat(parts, dim=1), position_ids=positions[None]).logprobs.split(sizes)
+            row = {"input_ids": torch.cat(parts, dim=1), "position_ids": positions[None]}
+            return model(**row, as_one_row=True).logprobs.split(sizes)
 
         if is_half or _is_half(model):
             return _apart_in_half(together, first, other, second)
@@ -130,6 +131,7 @@ def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4)
                 position_ids=torch.cat(position_ids).to(tokens.device)[None],
                 seq_ids=seq_ids,
                 prompt_seq_ids=torch.zeros_like(seq_ids),
+                as_one_row=True,
             )
             return out.logprobs.split(sizes)
 

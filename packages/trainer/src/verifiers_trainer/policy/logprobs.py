@@ -281,6 +281,7 @@ def _logprob_forward(
     seq_ids: Tensor | None = None,
     prompt_seq_ids: Tensor | None = None,
     teacher: nn.Module | None = None,
+    as_one_row: bool = False,
     **others: object,
 ) -> LogprobOutput:
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
@@ -301,17 +302,16 @@ def _logprob_forward(
     index = is_predicted.nonzero().squeeze(-1)
     if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
         inv_temperature = inv_temperature.reshape(-1)[index]
-    visible, before = None, index - 1
-    if prompt_seq_ids is not None and seq_ids is not None:
-        seq_ids, prompt_seq_ids = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
-        visible = visible_tokens(seq_ids, prompt_seq_ids)
-        before = tokens_before(seq_ids, prompt_seq_ids)[index]
-    place = tokens.unsqueeze(0), positions.unsqueeze(0), visible
-    source, head, transform = _outputs(self, *place)
+    before, sharing = index - 1, None
+    if seq_ids is not None and prompt_seq_ids is not None:
+        sharing = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
+        before = tokens_before(*sharing)[index]
+    place = Layout.of(self, tokens, positions, sharing, as_one_row=as_one_row)
+    source, head, transform = _outputs(self, place)
     states = None
     if teacher is not None:
         with torch.no_grad():
-            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), *place)
+            hidden, its_head, its_transform = _outputs(find_causal_lm(teacher), place)
             states = TeacherStates(hidden[before], its_head, its_transform)
     logprobs, entropy, *divergence = chunked_logprobs(
         source[before],
@@ -341,13 +341,81 @@ def _precision_kept(head: nn.Module) -> Iterator[None]:
 
 
 def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """bool [1, 1, T, T], True where a token (row) attends to another (column): its sample so far and its shared prompt.
+    """bool [..., T, T], True where a token (row) attends to another (column): its sample so far and its shared prompt.
 
-    >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0]))[0, 0].int().tolist()
+    >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0])).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     """
-    same = (seq_ids == seq_ids[:, None]) | (seq_ids == prompt_seq_ids[:, None])
-    return same.tril()[None, None]
+    columns = seq_ids.unsqueeze(-2)
+    return ((columns == seq_ids.unsqueeze(-1)) | (columns == prompt_seq_ids.unsqueeze(-1))).tril()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the backbone gets a packed row of T tokens: as it stands, B = 1 and L = T, or its parts side by side.
+
+    A part is a sample, or a shared prompt with its branches. Attention that is computed as a matrix costs T² per head
+    for a row as it stands, although most of it is masked, and B·L² for parts side by side, which are padded on the
+    right to the longest: nothing before attends to padding.
+    """
+
+    input_ids: Tensor  # int64 [B, L]
+    position_ids: Tensor  # int64 [B, L]
+    visible: Tensor | None  # bool [B, 1, L, L]; None: every token attends to its own part so far
+    index: Tensor | None  # int64 [T], where each token of the row is in B·L; None: in the same place
+
+    @classmethod
+    def of(
+        cls, lm: Any, tokens: Tensor, positions: Tensor, sharing: tuple[Tensor, Tensor] | None, *, as_one_row: bool
+    ) -> Layout:
+        """The cheaper layout, by the operations of a layer of ``lm``; the row as it stands for flash attention.
+
+        ``tokens`` and ``positions`` are int64 [T], ``sharing`` the ``seq_ids`` and ``prompt_seq_ids`` [T] of a row with
+        shared prompts.
+        """
+        config = lm.config.get_text_config()
+        if not as_one_row and config._attn_implementation in ("sdpa", "eager"):
+            begins = positions == 0
+            if sharing is not None:  # branches continue from the position of their prompt
+                begins[1:] = sharing[1][1:] != sharing[1][:-1]
+            begins[0] = True
+            part_ids = begins.cumsum(0) - 1
+            lengths = part_ids.bincount()
+            batch, longest = len(lengths), int(lengths.max())
+            one_row = layer_cost(len(tokens), len(tokens) ** 2, config.hidden_size)
+            if layer_cost(batch * longest, batch * longest**2, config.hidden_size) < one_row:
+                places = torch.arange(len(tokens), device=tokens.device) - (lengths.cumsum(0) - lengths)[part_ids]
+                return cls._side_by_side(tokens, positions, sharing, (batch, longest), part_ids * longest + places)
+        visible = None if sharing is None else visible_tokens(*sharing)[None, None]
+        return cls(tokens[None], positions[None], visible, None)
+
+    @classmethod
+    def _side_by_side(
+        cls,
+        tokens: Tensor,
+        positions: Tensor,
+        sharing: tuple[Tensor, Tensor] | None,
+        shape: tuple[int, int],
+        index: Tensor,
+    ) -> Layout:
+        def padded(values: Tensor, padding: int) -> Tensor:
+            empty = torch.full((shape[0] * shape[1],), padding, dtype=values.dtype, device=values.device)
+            return empty.index_put((index,), values).reshape(shape)
+
+        if sharing is None:  # transformers takes a position that goes back for the start of another sample
+            return cls(padded(tokens, 0), torch.arange(shape[1], device=tokens.device).expand(shape), None, index)
+        seq_ids, prompt_seq_ids = padded(sharing[0], -1), padded(sharing[1], -1)  # padding attends to padding
+        visible = visible_tokens(seq_ids, prompt_seq_ids)[:, None]
+        return cls(padded(tokens, 0), padded(positions, 0), visible, index)
+
+
+def layer_cost(num_tokens: int, num_pairs: int, hidden: int) -> int:
+    """Multiplications of a layer over 2·hidden: 12·hidden² for each token, and 2·hidden for each pair that attends.
+
+    >>> layer_cost(512, 512**2, 128), layer_cost(16 * 48, 16 * 48**2, 128)
+    (655360, 626688)
+    """
+    return 6 * hidden * num_tokens + num_pairs
 
 
 def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
@@ -362,15 +430,25 @@ def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
     return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], positions - 1)
 
 
-def _outputs(
-    lm: Any, input_ids: Tensor, position_ids: Tensor, visible: Tensor | None
-) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
+def _outputs(lm: Any, place: Layout) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
     """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and nothing to do."""
     state: _Installed = getattr(lm, _STATE)
-    arguments = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": visible, "use_cache": False}
+    arguments = {
+        "input_ids": place.input_ids,
+        "position_ids": place.position_ids,
+        "attention_mask": place.visible,
+        "use_cache": False,
+    }
     if state.full_head:
         forward = state.previous or MethodType(type(lm).forward, lm)
         with _precision_kept(lm.get_output_embeddings()):
-            return forward(**arguments).logits[0], nn.Identity(), None
+            return _in_the_row(forward(**arguments).logits, place), nn.Identity(), None
     backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
-    return backbone(**arguments).last_hidden_state[0], lm.get_output_embeddings(), state.transform
+    states = _in_the_row(backbone(**arguments).last_hidden_state, place)
+    return states, lm.get_output_embeddings(), state.transform
+
+
+def _in_the_row(values: Tensor, place: Layout) -> Tensor:
+    """[B, L, D] as [T, D], in the order of the row."""
+    flat = values.flatten(0, 1)
+    return flat if place.index is None else flat[place.index]
