@@ -190,7 +190,8 @@ def _config(output: Path, seed: int, batches: int, loss: str | None, preset: Pre
     common: dict[str, Any] = {
         "batch_size": 128,
         "rollouts_per_example": 8,
-        "micro_batch_size": 32,
+        "micro_batch_size": 8,
+        "micro_batch_tokens": 1536,  # all of an update in one row
         "zero_truncated_completions": True,
         "learning_rate": 3e-4,
         "lr_scheduler_type": "linear",
