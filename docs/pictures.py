@@ -1,9 +1,10 @@
-"""Write the pictures of the README from real runs.
+"""Write the pictures of the README and the guide from real runs.
 
     python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train quickstart`
     python docs/pictures.py view                         the page of an evaluation with the local model, in Chromium
+    python docs/pictures.py guide FOLDER                 the page of the training of the guide in that folder, too
 
-``view`` needs chromium and chromedriver on the path, and selenium.
+``view`` and ``guide`` need chromium and chromedriver on the path, and selenium.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ def copy_curve(run: Path) -> Path:
 
 
 def photograph_view() -> Path:
-    """Evaluate `small-tasks`, open the run in the viewer, and save what a browser shows."""
+    """Evaluate `small-tasks`, and save what a browser shows of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = vf.load_environment("small-tasks")
+        path = f"{folder}/small-tasks"
+        env.evaluate("local", num_examples=8, rollouts_per_example=4, max_tokens=32, seed=0, results_path=path)
+        return _photograph(folder, "run/small-tasks", "view.png")
+
+
+def _photograph(folder: str, address: str, name: str) -> Path:
+    """Open the viewer over a folder, go to an address of it, and save what a browser shows."""
     from selenium import webdriver
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -35,23 +45,20 @@ def photograph_view() -> Path:
     for flag in FLAGS:
         options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
-    picture = FOLDER / "view.png"
-    with tempfile.TemporaryDirectory() as folder:
-        env = vf.load_environment("small-tasks")
-        path = f"{folder}/small-tasks"
-        env.evaluate("local", num_examples=8, rollouts_per_example=4, max_tokens=32, seed=0, results_path=path)
-        driver = webdriver.Chrome(options=options, service=service)
-        try:
-            with vf.open_view(folder, browser=False) as view:
-                driver.get(view.url)
-                ready = "return Boolean(document.getElementById('main')?.dataset.ready)"
-                WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(ready))
-                driver.get(f"{view.url}#/run/small-tasks")
-                shown = "return document.getElementById('main')?.dataset.ready == '#/run/small-tasks'"
-                WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(shown))
-                driver.save_screenshot(str(picture))
-        finally:
-            driver.quit()
+    picture = FOLDER / name
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        with vf.open_view(folder, browser=False) as view:
+            driver.get(view.url)
+            ready = "return Boolean(document.getElementById('main')?.dataset.ready)"
+            WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(ready))
+            driver.get(f"{view.url}#/{address}")
+            shown = f"return document.getElementById('main')?.dataset.ready == '#/{address}'"
+            WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(shown))
+            assert "problem" not in driver.title, driver.title
+            driver.save_screenshot(str(picture))
+    finally:
+        driver.quit()
     return picture
 
 
@@ -61,5 +68,7 @@ if __name__ == "__main__":
             copy_curve(Path(run))
         case ["view"]:
             photograph_view()
+        case ["guide", folder]:
+            _photograph(folder, "training/outputs%2Fletters", "guide.png")
         case _:
             raise SystemExit(__doc__)

@@ -81,7 +81,7 @@ def settings() -> str:
         "of `transformers.TrainingArguments` is a setting too; this table has those with another default and those of "
         "this package. Other names of them: [older spellings](compat.md).\n\nA resumed training must have the same "
         "settings; for those that may change, the column *may change* has the reason.\n",
-        _training_table(),
+        *_training_tables(),
         "### Settings of transformers that may change\n\nAll others must be the same.\n",
         _rows(("setting", "may change"), sorted(_inherited_that_may_change())),
         "## Defaults of GRPOConfig that differ\n",
@@ -97,14 +97,29 @@ def _grpo_defaults() -> dict[str, str]:
     return {f"`{name}`": f"`{value!r}`" for name, value in defaults.items()}
 
 
-def _training_table() -> str:
+def _training_tables() -> Iterator[str]:
+    """A table for each topic, which is a ``# --- topic ---`` line of the class."""
     module = importlib.import_module("verifiers_trainer.settings.fields")
     defaults = {field.name: _default(field) for field in dataclasses.fields(module.RLFields)}
-    rows = [
-        (f"`{name}`", f"`{defaults[name]}`", text, _may_change(module, name))
-        for name, text in _documented(module, "RLFields")
-    ]
-    return _rows(("setting", "default", "meaning", "may change"), rows)
+    topics = _topics(Path(module.__file__).read_text(encoding="utf-8"), "RLFields")
+    meanings = dict(_documented(module, "RLFields"))
+    for topic, names in topics.items():
+        rows = [(f"`{name}`", f"`{defaults[name]}`", meanings[name], _may_change(module, name)) for name in names]
+        yield f"### {topic[0].upper()}{topic[1:]}\n"
+        yield _rows(("setting", "default", "meaning", "may change"), rows)
+
+
+def _topics(source: str, cls: str) -> dict[str, list[str]]:
+    """Topic -> the fields of a class below its line."""
+    lines = source.splitlines()
+    tree = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == cls)
+    topics: dict[str, list[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            above = (line.strip() for line in reversed(lines[: node.lineno]))
+            topic = next(line.strip("#- ") for line in above if line.startswith("# --- "))
+            topics.setdefault(topic, []).append(node.target.id)
+    return topics
 
 
 def _inherited_that_may_change() -> Iterator[tuple[str, str]]:

@@ -24,13 +24,31 @@ def _marks(page):
     "page", [pytest.param(page, id=name, marks=_marks(page)) for page, name in zip(PAGES, NAMES, strict=True)]
 )
 def test_page_does_what_it_says(page, tmp_path, capsys):
-    if any(block.language == "toml" for block in doc_blocks.blocks_of(page)):
+    blocks = doc_blocks.blocks_of(page, page.relative_to(DOCS).as_posix())
+    if any(block.language == "toml" for block in blocks):
         pytest.importorskip("verifiers_trainer")
     with doc_blocks.reader(tmp_path) as reader:
-        reader.try_out(doc_blocks.blocks_of(page, page.relative_to(DOCS).as_posix()))
+        reader.try_out(blocks if doc_blocks.is_slow(page) else doc_blocks.without_slow(blocks))
     with capsys.disabled():
         for line in reader.skipped:
             print(f"\n  not run: {line}", end="")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [DOCS / "guide.md"], ids=["guide.md"])
+def test_page_with_slow_blocks_does_what_it_says(page, tmp_path):
+    for package in ("verifiers_trainer", "xllamacpp"):
+        pytest.importorskip(package)
+    with doc_blocks.reader(tmp_path) as reader:
+        reader.try_out(doc_blocks.blocks_of(page))
+
+
+def test_slow_blocks_are_tried_out_too():
+    assert [
+        page.name
+        for page in PAGES
+        if not doc_blocks.is_slow(page) and any("slow" in block.marks for block in doc_blocks.blocks_of(page))
+    ] == ["guide.md"]
 
 
 def test_few_blocks_are_not_run():
@@ -92,6 +110,7 @@ def test_blocks_share_names_and_folder(tmp_path):
         ("```bash\nvf-eval --no-such-option\n```", "ended with 2, not 0"),
         ("<!-- exit: 2 -->\n```bash\ntrue\n```", "ended with 0, not 2"),
         ("```python\nprint('one')\n```\n\n<!-- output -->\n```text\ntwo\n```", "no such line"),
+        ("```python\nprint('a 1')\n```\n\n<!-- output: numbers differ -->\n```text\nb 1\n```", "no such line"),
         ("```ruby\nputs 1\n```", "no language"),
         ("<!-- not run -->\n```bash\ntrue\n```", "say why"),
         ("```toml\n[[eval]]\nenv_idd = 'x'\n```", "env_id"),
@@ -100,6 +119,18 @@ def test_blocks_share_names_and_folder(tmp_path):
 def test_a_page_that_says_something_untrue_is_found(tmp_path, text, said):
     with pytest.raises(AssertionError, match=said):
         _try(tmp_path, text + "\n")
+
+
+def test_numbers_that_may_differ_and_blocks_that_are_slow(tmp_path):
+    output = "<!-- output: numbers differ -->\n```text\nreward 0.512 ± 0.01\n```\n"
+    text = "```python\nprint('reward 0.5 ± 1e-5')\n```\n\n" + output
+    _try(tmp_path, text)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- slow: hours -->\n" + text + "\n```python\nx = 1\n```\n")
+    assert not doc_blocks.is_slow(page)
+    assert [block.code for block in doc_blocks.without_slow(doc_blocks.blocks_of(page))] == ["x = 1\n"]
+    page.write_text("Text.\n\n<!-- slow: hours -->\n\nText.\n\n" + text)
+    assert doc_blocks.is_slow(page)
 
 
 def test_a_training_file_with_an_unknown_key_is_found(tmp_path):

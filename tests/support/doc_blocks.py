@@ -7,9 +7,11 @@ above a block, which no renderer shows, says what is particular about it:
     <!-- not run: reason -->    left out, counted, and listed by the test
     <!-- file: path -->         the reader saves it; a Python file is also tried out by being imported
     <!-- output -->             what the block before it printed: these lines, in this order; … stands for anything
+    <!-- output: numbers differ --> the same, and any number stands for any other: the output is sampled
     <!-- exit: 2 -->            the code that a shell block ends with
     <!-- model: text -->        what the model says from here on; ``reversed``: the last user message, backwards
-    <!-- slow: reason -->       anywhere: the page takes longer than ten seconds
+    <!-- slow: reason -->       above a block: it and its output are left out of the fast run of the page;
+                                elsewhere: the page takes longer than ten seconds
 
 The languages are python, bash, toml (given to the reader that the product itself would use), and text or none (shown).
 """
@@ -71,7 +73,18 @@ def blocks_of(page: Path, name: str = "") -> list[Block]:
 
 
 def is_slow(page: Path) -> bool:
-    return "<!-- slow:" in page.read_text(encoding="utf-8")
+    """Return whether the whole page is slow; a mark above a block is that block's."""
+    return "<!-- slow:" in _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def without_slow(blocks: list[Block]) -> list[Block]:
+    """Leave out the slow blocks and what they print."""
+    found, is_left_out = [], False
+    for block in blocks:
+        is_left_out = "slow" in block.marks or (is_left_out and "output" in block.marks)
+        if not is_left_out:
+            found.append(block)
+    return found
 
 
 @dataclass
@@ -144,13 +157,17 @@ class Reader:
     def _compare(self, block: Block) -> None:
         printed, position = _squeezed(self.printed), 0
         for line in block.code.splitlines():
-            parts = [part for part in map(_squeezed, line.split("…")) if part]
-            for part in parts:
-                found = printed.find(part, position)
-                assert found >= 0, (
-                    f"{block.place} shows {line!r}, and what was printed has no such line:\n{self.printed}"
-                )
-                position = found + len(part)
+            for part in filter(None, map(_squeezed, line.split("…"))):
+                pattern = re.escape(part)
+                if block.marks["output"]:
+                    assert block.marks["output"] == "numbers differ", f"{block.place}: {block.marks['output']!r}"
+                    pattern = _NUMBER.pattern.join(map(re.escape, _NUMBER.split(part)))
+                found = re.compile(pattern).search(printed, position)
+                assert found, f"{block.place} shows {line!r}, and what was printed has no such line:\n{self.printed}"
+                position = found.end()
+
+
+_NUMBER = re.compile(r"\d[\d.,]*(?:e-?\d+)?")
 
 
 def _squeezed(text: str) -> str:

@@ -148,6 +148,7 @@ class RunOptions:
     push_to_hub: bool = False
     """Publish the results as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None
+    """Name of the dataset, with ``push_to_hub``: "owner/name"."""
 
     @property
     def limits_spending(self) -> bool:

@@ -241,23 +241,31 @@ class Inherited:
 class RLFields(TrainingArguments):
     """The fields of ``RLConfig``: those of ``transformers.TrainingArguments``, and the project's."""
 
-    # --- fields of transformers with other defaults -------------------------------------------------------------
+    # --- run, optimizer and checkpoints (fields of transformers, other defaults) ----------------------------------
     output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
     learning_rate: Annotated[float | None, Between(0.0, 1e3, none=False)] = None  # type: ignore[assignment]
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
+    """Schedule of the learning rate, by a name of transformers: constant, linear, cosine, constant_with_warmup, …."""
     max_steps: Annotated[int, Between(-1, 10**12, zero=False), RUN_LENGTH] = 500
     """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
     bf16: Annotated[bool | None, PLACEMENT] = None  # type: ignore[assignment]
     """Compute in bfloat16; None = where the accelerator supports it. Without an accelerator training computes in
     float32; True then keeps the frozen weights under a LoRA adapter in bfloat16, if the CPU has instructions for it."""
     max_grad_norm: Annotated[float, Between(0.0, 1e9)] = 1.0
+    """Largest norm of the gradient; a longer one is scaled down to it. 0 = no limit."""
     logging_steps: Annotated[float, LOGGING] = 1
+    """Optimizer steps from one log line to the next; below 1 a share of the run."""
     save_strategy: Annotated[str, OneOf(*SaveStrategy), SAVING] = "steps"
+    """When to write a checkpoint: every ``save_steps`` ("steps"), after each pass over the examples ("epoch"), when the
+    evaluation is the best so far ("best"), or never ("no")."""
     save_steps: Annotated[float, SAVING] = 50
+    """Optimizer steps from one checkpoint to the next; below 1 a share of the run."""
     eval_strategy: Annotated[str, OneOf(*IntervalStrategy), EVALUATION] = "no"
+    """When to evaluate: every ``eval_steps`` ("steps"), after each pass over the examples ("epoch"), never ("no")."""
     eval_steps: Annotated[float | None, EVALUATION] = 50
+    """Optimizer steps from one evaluation to the next; below 1 a share of the run."""
     report_to: Annotated[Any, LOGGING] = "none"
     """Trackers that log every step's metrics: wandb, trackio, tensorboard, a list of them, none, or auto (wandb where
     it is installed and configured)."""
@@ -274,10 +282,13 @@ class RLFields(TrainingArguments):
     use_lora: bool = True
     """Train a LoRA adapter when the model has none and no ``peft_config`` is given."""
     lora_rank: Annotated[int, Between(1, 10**6)] = 8
+    """Rank of the adapter's matrices: more is more parameters to train."""
     lora_alpha: Annotated[int, Between(1, 10**6)] = 32
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
     lora_dropout: Annotated[float, Between(0.0, 0.999)] = 0.0
+    """Dropout on the adapter's input; set to 0 by ``disable_dropout``."""
     lora_target_modules: list[str] | str | None = None
-    """None: every linear layer but the head."""
+    """Names of the layers that get an adapter; None = every linear layer but the head."""
     lora_modules_to_save: list[str] | None = None
     """Modules that are fully trained, in addition to the adapter."""
     lora_use_rslora: bool = False
@@ -312,6 +323,8 @@ class RLFields(TrainingArguments):
     """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
     denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
     shuffle_dataset: bool = True
+    """Draw the training examples in an order shuffled by ``seed``, a new one in each pass; False keeps the order of the
+    rows."""
     updates_per_batch: Annotated[int, Between(1, 10**6)] = 1
     """Optimizer steps that the rollouts of a batch are divided among, whole groups together where there are enough."""
     num_iterations: Annotated[int, Between(1, 10**6)] = 1
@@ -346,12 +359,19 @@ class RLFields(TrainingArguments):
     max_tokens: Annotated[int | None, Between(1, 10**9), SAMPLES] = None
     """Tokens per turn; None = what is left of ``max_seq_len``."""
     temperature: Annotated[float, Between(1e-6, 2.0), SAMPLES] = 1.0
+    """Sampling temperature; the trained distribution is the one at this temperature."""
     top_p: Annotated[float, Between(1e-9, 1.0), RESHAPES] = 1.0
+    """Sample from the likeliest tokens whose probabilities sum to this; 1 = from all."""
     top_k: Annotated[int | None, Between(-1, 10**9), RESHAPES] = None
+    """Sample from this many of the likeliest tokens; None or -1 = from all."""
     min_p: Annotated[float, Between(0.0, 1.0), RESHAPES] = 0.0
+    """Sample from tokens at least this likely relative to the likeliest; 0 = from all."""
     repetition_penalty: Annotated[float, Between(1e-6, 1e6), RESHAPES] = 1.0
+    """Divides the scores of tokens that occurred before; 1 = no penalty."""
     presence_penalty: Annotated[float, Between(-2.0, 2.0), RESHAPES] = 0.0
+    """Subtracted from the score of each token that was sampled before; 0 = no penalty."""
     frequency_penalty: Annotated[float, Between(-2.0, 2.0), RESHAPES] = 0.0
+    """Subtracted from the score of a token for each time that it was sampled before; 0 = no penalty."""
     stop: Annotated[list[str] | str | None, SAMPLES] = None
     """Texts that end a turn."""
     guided_regex: str | None = None
@@ -371,10 +391,13 @@ class RLFields(TrainingArguments):
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
     """Parameters of the loss; they override the settings below."""
     ratio_cap: Annotated[float, Between(0.0, math.inf)] = 5.0
+    """Upper bound of the ratio of probabilities that weighs a token, for "cispo" and the other losses that cap it."""
     ratio_floor: Annotated[float, Between(0.0, math.inf)] = 0.0
+    """Lower bound of that ratio, for "cispo"."""
     mask_ratio_low: Annotated[float, Between(0.0, math.inf)] = 0.125
+    """Tokens whose ratio of probabilities lies below this carry no loss."""
     mask_ratio_high: Annotated[float, Between(0.0, math.inf)] = 8.0
-    """Tokens whose ratio of probabilities lies outside [mask_ratio_low, mask_ratio_high] carry no loss."""
+    """Tokens whose ratio of probabilities lies above this carry no loss."""
     epsilon: Annotated[float, Between(1e-9, 1e9)] = 0.2
     """Width of the clip below 1; default 0.2, and 3e-4 for "gspo"."""
     epsilon_high: Annotated[float | None, Between(1e-9, 1e9)] = None
@@ -383,6 +406,8 @@ class RLFields(TrainingArguments):
     delta: Annotated[float | None, Between(0.0, math.inf)] = None
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
     dual_clip: Annotated[float | None, Between(1.0 + 1e-9, 1e9)] = None
+    """Bound c > 1 on the loss of "ppo" where the advantage is negative: at most -c times the advantage (arXiv
+    1912.09729); None = no bound."""
     advantage: Any = "mean"
     """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default: "environment" where
     the rubric has a ``@vf.advantage`` method, which computes it, else that of the loss."""
@@ -415,7 +440,9 @@ class RLFields(TrainingArguments):
     """Update the reference: every ``ref_model_sync_steps`` steps it becomes
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
     ref_model_sync_steps: Annotated[int, Between(1, 10**9)] = 100
+    """Optimizer steps from one update of the reference to the next, with ``sync_ref_model``."""
     ref_model_mixup_alpha: Annotated[float, Between(0.0, 1.0)] = 0.5
+    """Share of the policy in an updated reference, with ``sync_ref_model``."""
     teacher: Annotated[str | None, PLACEMENT] = None
     """The model that the loss "distill", or the penalty ``beta``, holds the policy near: a folder (of a model, an
     adapter or a run), a name such as "builtin:smollm2-135m", or the URL of a server with prompt log-probabilities.
@@ -488,8 +515,9 @@ class RLFields(TrainingArguments):
     inference_base_url: Annotated[str | None, PLACEMENT] = None
     """URL of the server, or of several, when ``inference`` is not a URL."""
     vllm_server_host: Annotated[str, PLACEMENT] = "0.0.0.0"
-    """0.0.0.0 means 127.0.0.1 to the client."""
+    """Address of the vLLM server, when ``inference`` is "vllm"; the client takes 0.0.0.0 for 127.0.0.1."""
     vllm_server_port: Annotated[int, Between(1, 65535), PLACEMENT] = 8000
+    """Port of the vLLM server, when ``inference`` is "vllm"."""
     vllm_server_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 300.0
     """Seconds to wait for the server to be up."""
     weight_sync: Annotated[str, OneOf("auto", "lora_dir", "reload", "nccl", "ipc"), PLACEMENT] = "auto"
@@ -515,14 +543,17 @@ class RLFields(TrainingArguments):
 
     # --- evaluation ---------------------------------------------------------------------------------------------
     eval_num_examples: Annotated[int, Between(-1, 10**9, zero=False), EVALUATION] = 64
-    """-1 = all."""
+    """Examples of an evaluation, the first ones of the set; -1 = all."""
     eval_rollouts_per_example: Annotated[int, Between(1, 10**6), EVALUATION] = 1
+    """Rollouts of each example of an evaluation."""
     eval_sampling_args: Annotated[dict[str, Any], EVALUATION] = field(default_factory=dict)
+    """Sampling arguments of evaluations; they override those of training."""
     eval_required: Annotated[bool, EVALUATION] = False
     """Stop training when an evaluation fails; otherwise log the failure and continue."""
 
     # --- logging ------------------------------------------------------------------------------------------------
     run_name: Annotated[str | None, LOGGING] = None
+    """Name of the run: of its folder under ``outputs``, and in trackers."""
     log_completions: Annotated[bool, LOGGING] = True
     """Write every step's rollouts to ``completions/step-<n>.jsonl``."""
     num_completions_to_print: Annotated[int, Between(0, 10**6), LOGGING] = 0
