@@ -4,8 +4,9 @@
     python docs/reference_pages.py --check    exit 1 when one of them differs from the code
 
 ``commands.md`` is the ``--help`` output of every command, ``settings.md`` the fields of a training run and of an
-evaluation with their docstrings, ``modules.md`` the first line of every module and of every public name. The full
-docstrings are on the built site (``docs/conf.py``).
+evaluation with their docstrings, ``python.md`` the classes and functions that users call, each with its parameters, an
+example and its methods, ``modules.md`` the first line of every module and of every public name. The full docstrings are
+on the built site (``docs/conf.py``).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import ast
 import dataclasses
 import importlib
 import importlib.metadata
+import inspect
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +164,164 @@ def _documented(module: Any, cls: str) -> Iterator[tuple[str, str]]:
             yield node.target.id, _cell(str(text))
 
 
+# --- classes and functions --------------------------------------------------------------------------------------
+
+TOPICS = {
+    "Environments": "SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup Environment "
+    "load_environment list_environments check_environment audit_environment",
+    "Agents, and environments of other projects": "AgentEnv Agent model_gateway HarborEnv GymEnv TextArenaEnv "
+    "ReasoningGymEnv MCPEnv",
+    "Methods of environments": "stop setup cleanup teardown",
+    "Rewards": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric reward metric advantage",
+    "Parsers": "Parser XMLParser ThinkParser MaybeThinkParser",
+    "Models": "ClientConfig EndpointConfig as_client use_client load_endpoints",
+    "Results": "GenerateOutputs load_results make_dataset export_trajectories open_view",
+    "Training": "RLTrainer RLConfig GRPOTrainer GRPOConfig get_model get_tokenizer get_model_and_tokenizer "
+    "grpo_defaults lora_defaults",
+}
+SETTINGS = ("RLConfig", "GRPOConfig")
+"""Classes whose parameters are on the page of settings."""
+
+
+def python() -> str:
+    """The classes and functions of ``TOPICS``."""
+    vf = importlib.import_module("verifiers")
+    parts = ["# Classes and functions\n" + HEAD, "What users call, with `import verifiers as vf`.\n"]
+    parts += [f"* {topic}: {', '.join(_link(name) for name in names.split())}" for topic, names in TOPICS.items()]
+    for topic, names in TOPICS.items():
+        parts.append(f"\n## {topic}\n")
+        parts += [_entry(name, getattr(vf, name)) for name in names.split()]
+    return "\n".join(parts)
+
+
+def _entry(name: str, value: Any) -> str:
+    """What it is, its parameters, what is particular, an example, and its methods."""
+    summary, others, examples = _parts(value)
+    parts = [f"### vf.{name}\n", summary]
+    if name in SETTINGS:
+        parts.append("Parameters: [settings](settings.md).\n")
+    elif rows := [(f"`{p}`", f"`{kind}`", default, text) for p, kind, default, text in parameters(value)]:
+        parts.append(_rows(("parameter", "type", "default", "meaning"), rows))
+    if elsewhere := _inherited_from(value):
+        parts.append(f"Further parameters: those of {_link(elsewhere)}.\n")
+    parts += others
+    if examples:
+        parts.append(f"```pycon\n{examples}\n```\n")
+    if methods := list(_methods(value)):
+        parts.append(_rows(("method", ""), methods))
+    return "\n".join(parts)
+
+
+def _link(name: str) -> str:
+    return f"[`vf.{name}`](#vf{name.lower()})"
+
+
+def parameters(value: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, type, default, meaning) of the parameters that a class or function adds to those of its base.
+
+    The meaning is from ``Args:`` in its docstring, or the docstring below a field; empty where there is none.
+    """
+    meanings, without_effect = _meanings(value), _without_effect(value)
+    for parameter in _own_parameters(value):
+        kind = str(parameter.annotation)
+        if "accepted for older callers" in kind or parameter.name in without_effect:
+            continue
+        kind = re.sub(r"^Annotated\[(.*), Free\(.*\)\]$", r"\1", kind)
+        default = "" if parameter.default is parameter.empty else f"`{_short(parameter.default)}`"
+        meaning = meanings.get(parameter.name, "")
+        yield parameter.name, kind.replace("|", "\\|"), default.replace("|", "\\|"), _cell(meaning)
+
+
+def _own_parameters(value: Any) -> list[inspect.Parameter]:
+    hidden = (inspect.Parameter.VAR_KEYWORD,) if inspect.isclass(value) else ()
+    own = [p for p in inspect.signature(value).parameters.values() if p.kind not in hidden]
+    bases = value.__mro__[1:] if inspect.isclass(value) else ()
+    inherited = {name for base in bases if _is_ours(base) for name in _signature_of(base) if not _declares(value, name)}
+    return [p for p in own if p.name not in inherited]
+
+
+def _declares(value: Any, name: str) -> bool:
+    """Whether the class itself gives a meaning to a parameter that its base has too."""
+    return name in _args(vars(value).get("__doc__") or "")
+
+
+def _is_ours(value: Any) -> bool:
+    return str(value.__module__).startswith(tuple(PACKAGES))
+
+
+def _signature_of(base: type) -> Iterator[str]:
+    if "__init__" in vars(base):
+        yield from inspect.signature(base).parameters
+
+
+def _inherited_from(value: Any) -> str:
+    """The public class that the further parameters belong to; empty when there are none."""
+    if not inspect.isclass(value) or len(_own_parameters(value)) == len(inspect.signature(value).parameters):
+        return ""
+    shown = {name for names in TOPICS.values() for name in names.split()}
+    return next((base.__name__ for base in value.__mro__[1:] if base.__name__ in shown), "")
+
+
+def _without_effect(value: Any) -> frozenset[str]:
+    """Parameters of remote services that a sandbox takes and does not use."""
+    is_sandbox = inspect.isclass(value) and issubclass(value, importlib.import_module("verifiers").SandboxEnv)
+    return importlib.import_module("verifiers.compat").REMOTE_SANDBOX if is_sandbox else frozenset()
+
+
+def _short(value: Any) -> str:
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
+    if isinstance(value, str) and len(value) > 40:
+        return "…"
+    return "…" if "object at 0x" in repr(value) or "factory" in repr(value) else repr(value)
+
+
+def _meanings(value: Any) -> dict[str, str]:
+    found = _args(value.__doc__ or "")
+    if dataclasses.is_dataclass(value):
+        found |= dict(_documented(sys.modules[value.__module__], value.__name__))
+    return found
+
+
+def _args(doc: str) -> dict[str, str]:
+    """Parameter -> meaning, from ``Args:`` of a docstring."""
+    block = re.search(r"^Args:\n((?:    .*\n?)+)", inspect.cleandoc(doc), re.M)
+    entries = re.split(r"^    (?=\S)", block[1], flags=re.M)[1:] if block else []
+    return {entry.partition(":")[0]: _cell(entry.partition(":")[2]) for entry in entries}
+
+
+def _parts(value: Any) -> tuple[str, list[str], str]:
+    """The first paragraph of a docstring, its other paragraphs but ``Args:``, and its examples."""
+    doc = inspect.cleandoc(value.__doc__ or "")
+    prose, _, examples = doc.partition("\n>>> ")
+    paragraphs = [text for text in prose.split("\n\n") if text.strip() and not text.startswith("Args:")]
+    shown: list[str] = []
+    for text in paragraphs:
+        if text.startswith("    "):
+            shown.append(f"```pycon\n{inspect.cleandoc(text)}\n```\n")
+        else:
+            shown += [marked + "\n"] if (marked := _marked(text)) else []
+    return shown[0], shown[1:], ">>> " + examples.strip() if examples else ""
+
+
+def _marked(text: str) -> str:
+    """A paragraph of a docstring as Markdown, without the pointer to the base, which the page has as a link."""
+    text = re.sub(r"(Further p|P)arameters are (those of )?``\w+``('s)?\.", "", text)
+    return " ".join(text.split()).replace("``", "`").replace("::", ":")
+
+
+def _methods(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (call, first sentence) of the public methods that a class defines itself."""
+    if not inspect.isclass(value) or issubclass(value, Mapping):
+        return
+    for name, member in vars(value).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if name.startswith("_") or not inspect.isfunction(inspect.unwrap(function)) or not (function.__doc__ or ""):
+            continue
+        names = [str(p).partition(":")[0].partition("=")[0] for p in inspect.signature(function).parameters.values()]
+        yield f"`{name}({', '.join(one for one in names if one not in ('self', 'cls'))})`", _first(function.__doc__)
+
+
 # --- modules ----------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +368,7 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows), ""])
 
 
-PAGES = {"commands.md": commands, "settings.md": settings, "modules.md": modules}
+PAGES = {"commands.md": commands, "settings.md": settings, "python.md": python, "modules.md": modules}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ def pages():
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md", "modules.md"])
+@pytest.mark.parametrize("name", ["commands.md", "settings.md", "python.md", "modules.md"])
 def test_page_is_up_to_date(pages, name):
     kept = (DOCS / "reference" / name).read_text(encoding="utf-8").splitlines()
     made = pages.PAGES[name]().splitlines()
@@ -37,6 +37,40 @@ def test_a_stale_page_is_found_and_made_anew(pages, monkeypatch, tmp_path, capsy
     page.write_text(page.read_text().replace("`max_seq_len`", "`max_length`"))
     assert pages.main(["--check"]) == 1
     assert "not what the code says" in capsys.readouterr().out
+
+
+def test_every_setting_has_a_meaning(pages):
+    from verifiers.runs import options
+    from verifiers_trainer.settings import fields
+
+    for module, name in ((fields, "RLFields"), (options, "RunOptions")):
+        assert [setting for setting, meaning in pages._documented(module, name) if not meaning] == []
+
+
+def test_every_parameter_of_what_users_call_has_a_meaning(pages):
+    import verifiers as vf
+
+    names = [name for topic in pages.TOPICS.values() for name in topic.split() if name not in pages.SETTINGS]
+    rows = [(name, *row) for name in names for row in pages.parameters(getattr(vf, name))]
+    assert len(rows) > 200
+    assert [f"{name}({parameter})" for name, parameter, *_, meaning in rows if not meaning] == []
+    documented = {(name, parameter) for name in names for parameter in pages._args(getattr(vf, name).__doc__ or "")}
+    assert documented <= {(name, parameter) for name, parameter, *_ in rows}, "a meaning of a parameter that is not"
+
+
+def test_a_parameter_without_a_meaning_is_found(pages):
+    def scored(reward: float, weight: float = 1.0) -> None:
+        """Score.
+
+        Args:
+            reward: What was earned,
+                in points.
+        """
+
+    assert list(pages.parameters(scored)) == [
+        ("reward", "<class 'float'>", "", "What was earned, in points."),
+        ("weight", "<class 'float'>", "`1.0`", ""),
+    ]
 
 
 def test_every_setting_and_command_is_shown(pages):

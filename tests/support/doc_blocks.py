@@ -13,7 +13,8 @@ above a block, which no renderer shows, says what is particular about it:
     <!-- slow: reason -->       above a block: it and its output are left out of the fast run of the page;
                                 elsewhere: the page takes longer than ten seconds
 
-The languages are python, bash, toml (given to the reader that the product itself would use), and text or none (shown).
+The languages are python, bash, toml (given to the reader that the product itself would use), and text, none (shown) and
+pycon (shown: examples of docstrings, which ``tests/core/test_docstrings.py`` runs).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from verifiers.testing.replies import last_user_text
 
 SHOWN_URL = "http://127.0.0.1:8000/v1"
 MODELS = ("my-model", "gpt-4.1-mini", "gpt-4.1-nano", "scripted")
-LANGUAGES = ("python", "bash", "toml", "text", "")
+LANGUAGES = ("python", "bash", "toml", "text", "pycon", "")
 LIMIT_S = 300
 _BLOCK = re.compile(r"^(?P<marks>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
 _MARK = re.compile(r"<!--\s*(not run|file|output|exit|model|slow)(?::\s*(.*?))?\s*-->", re.S)

@@ -99,6 +99,10 @@ class GRPOTrainer(RLTrainer):
 def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:
     """Settings for examples, in ``outputs/<run_name>``; ``overrides`` (under any of their names) take precedence.
 
+    Args:
+        run_name: Name of the run and of its folder.
+        overrides: Settings under any of their names, which take precedence.
+
     Other values count as defaults: ``num_train_epochs``, for example, may still derive ``max_steps``.
     """
     settings = {
@@ -127,7 +131,13 @@ def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:
 
 
 def lora_defaults(r: int = 8, alpha: int = 16, **options: object) -> LoraConfig:
-    """A ``peft.LoraConfig`` over the attention projections; ``options`` are its other fields."""
+    """A ``peft.LoraConfig`` over the attention projections; ``options`` are its other fields.
+
+    Args:
+        r: Rank.
+        alpha: Scale: the adapter's output is multiplied by alpha / r.
+        options: The other fields of ``peft.LoraConfig``.
+    """
     from peft import LoraConfig
 
     defaults: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}

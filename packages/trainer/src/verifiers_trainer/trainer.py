@@ -73,12 +73,24 @@ SPENT_ON_A_BATCH = {"time/pack": 0.0, "time/wait_generation": 0.0}
 class RLTrainer(HFLoop):
     """Trains ``model`` in ``env``.
 
-    ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
-    environment, its id, or a list of several; ``processing_class`` (or ``tokenizer``) defaults to the model's own.
-    ``args`` (or ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA
-    fields, ``loss`` and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows that replace
-    the environment's. A ``dataset`` of finished rollouts (a saved run, results, or columns of prompts, completions and
-    rewards) is trained on without generating, and needs no environment (``offline``).
+    Args:
+        model: A causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``).
+        env: An environment, its id, or a list of several.
+        args: An ``RLConfig``, of which a private copy is used.
+        config: The same as ``args``.
+        processing_class: The tokenizer; default: the model's own.
+        tokenizer: The same as ``processing_class``.
+        callbacks: Callbacks of transformers.
+        optimizers: Optimizer and scheduler in place of those of the settings, as in transformers.
+        peft_config: A PEFT configuration, which overrides the LoRA settings.
+        dataset: Rows that replace the environment's. A ``dataset`` of finished rollouts (a saved run, results,
+            or columns of prompts, completions and rewards) is trained on without generating, and needs no
+            environment (``offline``).
+        eval_dataset: Rows that replace the environment's evaluation set.
+        eval_env: Another environment to evaluate in.
+        client: A vLLM server to sample on in place of the engine of the settings: its URL, or a client of it.
+        loss: Overrides the setting of this name.
+        advantage: Overrides the setting of this name.
 
     Raises ``ConfigError`` with every problem at once.
 

@@ -54,8 +54,14 @@ def check_environment(
 ) -> CheckReport:
     """Check an environment: an id, an ``Environment``, or a function that returns one. Blocks.
 
-    Each of ``n`` examples, chosen by ``seed``, is run with four scripted models, or once with ``client`` (and
-    ``model``). ``timeout_s`` bounds each rollout in seconds. An environment passed as an object is not closed.
+    Args:
+        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed as an object
+            is not closed.
+        n: Examples that are run, with four scripted models, or once with ``client``.
+        client: Client of a model to run them with.
+        seed: Chooses the examples.
+        timeout_s: Time limit of each rollout, in seconds.
+        model: Name of the model, with ``client``.
 
     Raises ``UnknownEnvironment`` for an unknown id, ``ConfigError`` for invalid arguments or an unusable client;
     every other problem is in the report.

@@ -57,6 +57,9 @@ def loaded_endpoint(alias: str) -> EndpointGroup | None:
 def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
     """Load the registry of a ``.toml`` or ``.py`` file, by alias; `as_client` then accepts its aliases.
 
+    Args:
+        path: A ``.toml`` or ``.py`` file.
+
     Raises: ``ConfigError`` for an absent or unreadable file, and for unknown, duplicate or secret keys.
 
     >>> import tempfile

@@ -119,16 +119,21 @@ class EndpointConfig:
     """
 
     endpoint_id: Annotated[str, Free("a name for people")]
+    """Its alias in the registry."""
     model: str
+    """Name of the model, as the endpoint knows it."""
     api_base_url: Annotated[str, Free("a server may move; the run notes it")] = VENDOR
     """``"vendor"`` is the vendor's own."""
     api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
     """``"vendor"`` is ``OPENAI_API_KEY`` or ``ANTHROPIC_API_KEY``, by the client type."""
     client_type: str = "openai_chat_completions"
+    """API of the endpoint, as in ``ClientConfig``."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Headers of every request."""
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
+    """Price of sampled tokens."""
     source: Annotated[str, Free("where it is written")] = field(default="", repr=False, compare=False)
     """The file of the registry that has it."""
 
@@ -178,7 +183,9 @@ class ClientConfig:
     """
 
     client_idx: Annotated[int, Free("a number for callers")] = 0
+    """A number for callers."""
     client_type: str = "openai_chat_completions"
+    """API of the endpoint: openai_chat_completions, openai_completions, openai_responses or anthropic_messages."""
     api_key_var: Annotated[str, Free("a name for a secret")] = VENDOR
     """Name of the environment variable that holds the key, never the key. A loopback base URL needs none.
 
@@ -200,12 +207,15 @@ class ClientConfig:
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Retries of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Headers of every request."""
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
     """Header name -> key of the rollout's state; the environment sets ``ModelRequest.headers`` from it."""
     endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
+    """Several endpoints, used in turn."""
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
+    """Price of sampled tokens."""
     max_keepalive_connections: Annotated[int | None, Free("accepted for older callers")] = None
     """This field and those below are accepted without effect."""
     renderer: Annotated[str | None, Free("accepted for older callers")] = None

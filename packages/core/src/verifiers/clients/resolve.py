@@ -52,10 +52,13 @@ _adapters: weakref.WeakValueDictionary[tuple[int, bool], Any] = weakref.WeakValu
 def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     """Return the `Client` for an object or a name.
 
-    Accepts: a `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
-    ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a loaded
-    registry; ``"local"`` or ``"local:FILE.gguf"``. ``keep_raw`` stores provider objects on ``Response.raw``, if the
-    client is created here. Raises: ``ConfigError`` for anything else.
+    Args:
+        given: A `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
+            ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a
+            loaded registry; ``"local"`` or ``"local:FILE.gguf"``.
+        keep_raw: Store provider objects on ``Response.raw``, if the client is created here.
+
+    Raises: ``ConfigError`` for anything else.
 
     >>> vf.as_client(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1")).base_url
     'http://127.0.0.1:8000/v1'
@@ -83,6 +86,10 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
 @contextmanager
 def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[Client]:
     """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model.
+
+    Args:
+        client: Anything ``as_client`` accepts.
+        model: Name of the model; None = the client's own.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])

@@ -102,8 +102,31 @@ OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 class Environment(Identified):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
-    ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
-    JSONL, JSON, CSV or Parquet file, or a function without arguments that returns one of these (called on first use).
+    Args:
+        dataset: Rows to train on: a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
+            JSONL, JSON, CSV or Parquet file, or a function without arguments that returns one of these (called
+            on first use).
+        eval_dataset: Rows to evaluate on, in the same forms; default: ``dataset``.
+        system_prompt: System message before every question.
+        few_shot: Messages between the system message and the question, as examples.
+        parser: Reads answers out of completions; default: the rubric's, else ``Parser()``.
+        rubric: Scores the rollouts; default: a ``Rubric`` without functions.
+        sampling_args: Sampling arguments of every request; those of a run override them.
+        message_type: "chat", or "completion" for prompts and completions as plain text.
+        tool_defs: Tools that the model is shown, in the wire format.
+        env_id: Name of the environment in results; default: the id it was loaded by.
+        env_args: Arguments of the loader, for results.
+        max_seq_len: Tokens of a conversation after which a rollout ends.
+        score_rollouts: False leaves rewards unknown.
+        pass_threshold: A reward of at least this solves a task, where the rubric names no ``success``.
+        oracle: ``oracle(row)`` returns replies that solve a row; see the attribute.
+        question_key: Column that holds the question.
+        answer_key: Column that holds the reference answer.
+        timeout_seconds: Time limit of a rollout that is part of the task, in seconds; None = none.
+        rollouts_per_example: Default of runs: rollouts of each example.
+        max_concurrent: Default of runs: rollouts in flight.
+        max_workers: Default of runs: threads for synchronous functions of the author.
+
     Further keywords become attributes, unless they nearly match a parameter (then: "did you mean").
 
     Raises ``ConfigError`` for contradictory or misspelt parameters, ``DatasetError`` when the data are first read.

@@ -43,9 +43,13 @@ class GroupOptions(RunDefaults, total=False):
 class EnvGroup(Environment):
     """Several environments as one dataset and one environment.
 
-    ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is renumbered and the old one stored in
-    ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may be nested: their rows carry the names of
-    the path, outermost first. Further parameters are those of ``Environment`` except those that belong to the members.
+    Args:
+        envs: The members, which may be groups.
+        env_names: Names of the members, which become the column ``task``; default ``env_0``, ``env_1``, ….
+
+    ``example_id`` is renumbered and the old one stored in ``src_id``. The rows of nested groups carry the names of
+    the path, outermost first. Further parameters are those of ``Environment`` except those that belong to the
+    members.
 
     *Raises* ConfigError for an empty list, a wrong number of names or repeated names, and members of different message
     types.

@@ -42,8 +42,10 @@ class MultiTurnOptions(ConversationOptions, total=False):
 class MultiTurnEnv(Environment):
     """An environment of several turns.
 
-    ``max_turns`` and ``max_total_completion_tokens`` bound a rollout; -1 sets no bound here, and the limits of the run
-    apply (``rollout_timeout_s``, 1,000 turns). ``timeout_seconds`` is a time limit that is part of the task.
+    Args:
+        max_turns: Model calls after which a rollout ends; -1 = no limit here, and the limits of the run apply
+            (``rollout_timeout_s``, 1,000 turns).
+        max_total_completion_tokens: Sampled tokens after which a rollout ends; -1 = no limit.
 
     >>> from verifiers.testing import ScriptedClient
     >>> class Guess(vf.MultiTurnEnv):

@@ -47,17 +47,21 @@ def python_ready_wait_time(state: State) -> float:
 class PythonEnv(SandboxEnv):
     """A ``SandboxEnv`` whose tool is ``python(code)``.
 
-    ``pip_install_packages``: what the code can import besides the standard library, as pip names it, separated by
-    spaces or as a list. A package that is not installed where ``verifiers`` is raises a ConfigError at the first
-    rollout that names the command to install it. ``max_startup_wait_seconds`` bounds the start of an interpreter.
+    Args:
+        pip_install_packages: What the code can import besides the standard library, as pip names it, separated
+            by spaces or as a list. A package that is not installed where ``verifiers`` is raises a ConfigError
+            at the first rollout that names the command to install it.
+        max_startup_wait_seconds: Time limit of the start of an interpreter.
+        code_from: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as one cell, a
+            user message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" if
+            the client reports that the chat template of the model shows no tools, else "tool"). The source used
+            in a rollout is ``state["code_from"]``.
+        blocks_system_prompt: System prompt with "blocks"; default: ``system_prompt`` and an explanation with an
+            example; ``""`` leaves it out.
+        blocks_reminder: End of the last user message of the prompt with "blocks"; ``""`` leaves it out.
 
-    ``code_from``: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as one cell, a user
-    message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" if the client reports
-    that the chat template of the model shows no tools, else "tool"). With "blocks" the system prompt is
-    ``blocks_system_prompt`` (default: ``system_prompt`` and an explanation with an example), and the last user
-    message of the prompt ends with ``blocks_reminder``; ``""`` leaves either out. The source used in a rollout is
-    ``state["code_from"]``. Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it
-    with the model's code; ``run_check`` checks ``artifacts`` in a fresh one.
+    Further parameters are ``SandboxEnv``'s. What runs in the rollout's interpreter shares it with the model's code;
+    ``run_check`` checks ``artifacts`` in a fresh one.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.PythonEnv("", dataset=[{"question": "6 * 7?"}], code_from="blocks", sandbox="unsafe_subprocess")

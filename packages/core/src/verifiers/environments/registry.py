@@ -99,10 +99,12 @@ class Found:
 def load_environment(env_id: str, **env_args: object) -> Environment:
     """Build an environment by calling its loader with ``env_args``.
 
-    ``env_id`` is an id ``[owner/]name[@version]`` or the path of a file or folder, ``environments/sums.py``. The name
-    is a file or folder in ``./environments`` or the working folder, else an entry point, with or without a leading
-    ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the owner is ignored; ``@version`` must be
-    the installed one (``@latest``: any).
+    Args:
+        env_id: An id ``[owner/]name[@version]`` or the path of a file or folder, ``environments/sums.py``. The
+            name is a file or folder in ``./environments`` or the working folder, else an entry point, with or
+            without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the owner
+            is ignored; ``@version`` must be the installed one (``@latest``: any).
+        env_args: Arguments of the loader, by name.
 
     Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments that the loader
     does not take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError``

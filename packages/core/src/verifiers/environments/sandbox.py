@@ -121,16 +121,26 @@ class SandboxOptions(ToolOptions, total=False):
 class SandboxEnv(StatefulToolEnv):
     """A ``StatefulToolEnv`` whose tool ``bash(command)`` runs in the rollout's sandbox.
 
-    ``sandbox``: a backend or its name; "auto" selects the first isolating one whose probe passes. ``memory_gb``,
-    ``disk_size_gb`` and ``timeout_minutes`` bound one sandbox, ``timeout_per_command_seconds`` one call,
-    ``max_startup_wait_seconds`` its opening. The code sees no variables but ``environment_vars``;
-    ``working_dir`` is its working directory. ``max_tool_result_chars`` is 20,000 here. Parameters of remote services
-    (``docker_image``, ``gpu_count``, …) are accepted, stored in ``remote_options`` and have no effect on a local
-    sandbox.
+    Args:
+        sandbox: A backend or its name; "auto" selects the first isolating one whose probe passes.
+        memory_gb: Memory of a sandbox.
+        cpu_cores: Cores of a sandbox.
+        disk_size_gb: Disk space of a sandbox.
+        timeout_per_command_seconds: Time limit of one call.
+        timeout_minutes: Time limit of a sandbox.
+        environment_vars: The variables that the code sees; it sees no others.
+        working_dir: Working directory of the code.
+        artifacts: Paths of the files that hold the model's results. They are read when the rollout ends, into
+            ``state["artifacts"]``, and ``run_check`` puts them into a fresh sandbox to check them there.
+        max_startup_wait_seconds: Time limit of the opening of a sandbox.
+        stop_errors: Exception classes that end the rollout; default: the failures of the sandbox.
+        max_tool_result_chars: Longer results of a tool are cut to this many characters.
 
-    ``artifacts`` are the paths of the files that hold the model's results. They are read when the rollout ends, into
-    ``state["artifacts"]``, and ``run_check`` puts them into a fresh sandbox to check them there. Tools, ``run_code``,
-    ``env_response`` and ``post_rollout`` share the sandbox with the model's code, which can forge what they see there.
+    Parameters of remote services (``docker_image``, ``gpu_count``, …) are accepted, stored in ``remote_options``
+    and have no effect on a local sandbox.
+
+    Tools, ``run_code``, ``env_response`` and ``post_rollout`` share the sandbox with the model's code, which can
+    forge what they see there.
 
     To add tools that use the sandbox: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
     …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or ``self.get_sandbox(state)``; an override of

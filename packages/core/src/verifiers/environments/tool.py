@@ -47,10 +47,15 @@ class CallOptions(ConversationOptions, total=False):
 class ToolEnv(MultiTurnEnv):
     """An environment whose actions are function calls.
 
-    ``error_formatter`` turns an exception into the text that the model reads. ``stop_errors``: exception classes that
-    end the rollout instead. ``parallel_tool_calls`` runs the calls of one message together; their results keep the
-    order of the calls. ``max_tool_result_chars`` bounds the text of one result. Further parameters are those of
-    ``MultiTurnEnv``.
+    Args:
+        tools: Functions that the model may call, sync or async. Names, types and docstrings become the schema.
+        max_turns: Model calls after which a rollout ends.
+        error_formatter: Function from an exception to the text that the model reads.
+        stop_errors: Exception classes that end the rollout instead.
+        parallel_tool_calls: Run the calls of one message together; their results keep the order of the calls.
+        max_tool_result_chars: Longer results of a tool are cut to this many characters.
+
+    Further parameters are those of ``MultiTurnEnv``.
 
     *Raises* ConfigError for a tool without a usable schema, two tools of one name, or completion mode.
 

@@ -24,6 +24,10 @@ def identity(text: object) -> Any:
 class Parser(Identified):
     """Return ``extract_fn`` of the last assistant message; no format is required.
 
+    Args:
+        extract_fn: Function from the text of the last assistant message to the answer; default: the text
+            itself.
+
     A completion is a list of messages in any form, or text (completion mode), which counts as one assistant message.
 
     >>> Parser(str.upper).parse_answer([{"role": "assistant", "content": "paris"}])

@@ -19,6 +19,12 @@ from verifiers.parsers.parser import Parser, identity
 class XMLParser(Parser):
     """Reads ``fields`` from tags. A field is a name, or a tuple of alternatives of which the first is canonical.
 
+    Args:
+        fields: Names of the tags. A field is a name, or a tuple of alternatives of which the first is
+            canonical.
+        answer_field: The field that ``parse_answer`` returns.
+        extract_fn: Function from the text of the answer to the answer; default: the text itself.
+
     Raises: ``ConfigError`` for an empty or a repeated name; ``TypeError`` for a name that is no string.
 
     >>> parser = XMLParser(["reasoning", ("answer", "result")])

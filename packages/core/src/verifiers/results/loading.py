@@ -23,9 +23,12 @@ PLAN_SIZES = ("num_examples", "rollouts_per_example")
 def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -> GenerateOutputs:
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
-    Rollouts outside the plan of the last run (of edited or removed examples) are left out.
-    ``state_columns`` names the extra columns to load; None loads all. *Raises* ConfigError when there are no
-    results, JournalError with file and line for a damaged file.
+    Args:
+        path: A run directory, or a results file.
+        state_columns: Names of the extra columns to load; None = all.
+
+    Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises* ConfigError
+    when there are no results, JournalError with file and line for a damaged file.
 
     >>> from verifiers.testing import ScriptedClient
     >>> import tempfile

@@ -56,6 +56,11 @@ _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 class GenerateOutputs(Finished):
     """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
 
+    Args:
+        outputs: The saved rollouts, one dict each.
+        metadata: Statistics and settings of the run; None computes the statistics.
+        states: The states of the rollouts, where they were kept in memory.
+
     >>> from verifiers.testing import ScriptedClient
     >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
     >>> prompts, completions, rewards = results
@@ -370,9 +375,17 @@ def make_dataset(
 ) -> Any:
     """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS`` and ``state_columns``.
 
-    ``average_reward`` is the mean known reward of the example's rollouts: those of one example id, or
-    ``rollouts_per_example`` consecutive ones when that is given. Unknown rewards are null. ``push_to_hub`` publishes it
-    as ``hub_name``. *Raises* ConfigError for publishing without a name, and for an unknown column.
+    Args:
+        results: The results.
+        rollouts_per_example: Take this many consecutive rollouts as those of one example, for
+            ``average_reward``; None = those of one example id.
+        push_to_hub: Publish the dataset as ``hub_name``.
+        hub_name: "owner/name" of the published dataset.
+        state_columns: Saved state keys that become columns.
+        older: Names of these parameters in older versions.
+
+    ``average_reward`` is the mean known reward of the example's rollouts. Unknown rewards are null. *Raises*
+    ConfigError for publishing without a name, and for an unknown column.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))

@@ -141,6 +141,10 @@ process_env_results_vllm = process_env_results
 def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     """Write one JSON line per token row, for trainers without an adapter; return their number.
 
+    Args:
+        results: Results with recorded token ids.
+        path: The file to write.
+
     Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id rollout``; unknown
     numbers are null, and the rows of one rollout share ``rollout``. A rollout without a turn has no row.
     ``integrations.trajectories`` reads the file. *Raises* ConfigError when a rollout has no recorded token ids.

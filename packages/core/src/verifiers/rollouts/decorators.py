@@ -36,6 +36,10 @@ def stop(*, priority: int = 0) -> Callable[[F], F]: ...
 def stop(function: F | None = None, *, priority: int = 0) -> Any:
     """``f(self, state) -> bool``: a stop condition of a rollout, named after the method.
 
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
     >>> class Quiz(vf.MultiTurnEnv):
     ...     @vf.stop(priority=5)
     ...     def enough(self, state):
@@ -53,6 +57,10 @@ def setup(*, priority: int = 0) -> Callable[[F], F]: ...
 def setup(function: F | None = None, *, priority: int = 0) -> Any:
     """``f(self, state)``: runs before the first turn of every rollout.
 
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
     >>> class Quiz(vf.SingleTurnEnv):
     ...     @vf.setup
     ...     async def open_book(self, state):
@@ -68,6 +76,11 @@ def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: .
 def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
     """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the end.
 
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" runs it for each rollout, "group" once for all rollouts of an example.
+
     >>> class Quiz(vf.SingleTurnEnv):
     ...     @vf.cleanup
     ...     async def close_book(self, state):
@@ -82,6 +95,10 @@ def teardown(function: F) -> F: ...
 def teardown(*, priority: int = 0) -> Callable[[F], F]: ...
 def teardown(function: F | None = None, *, priority: int = 0) -> Any:
     """``f(self)``: runs once when the environment closes.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
 
     >>> class Quiz(vf.SingleTurnEnv):
     ...     @vf.teardown
@@ -100,6 +117,13 @@ def reward(*, weight: float = 1.0, priority: int = 0, stage: str | None = None) 
 def reward(function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Any:
     """A reward function of a ``Rubric`` subclass.
 
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        weight: Weight of the function in the reward.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
+            a group).
+
     >>> class Polite(vf.Rubric):
     ...     @vf.reward(weight=0.5)
     ...     def says_please(self, completion):
@@ -117,6 +141,12 @@ def metric(*, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: 
 def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
     """A function of a ``Rubric`` subclass that is recorded without weight in the reward.
 
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
+            a group).
+
     >>> class Measured(vf.Rubric):
     ...     @vf.metric
     ...     def num_chars(self, completion):
@@ -133,6 +163,10 @@ def advantage(function: F) -> F: ...
 def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
 def advantage(function: F | None = None, *, priority: int = 0) -> Any:
     """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default formula.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
 
     >>> class Ranked(vf.Rubric):
     ...     @vf.advantage

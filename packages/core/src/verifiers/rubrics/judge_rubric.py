@@ -50,6 +50,19 @@ class ScoreOptions(ScoringOptions, total=False):
 class JudgeRubric(Rubric):
     """Reward functions that receive ``judge``, or the mean of several judges' scores.
 
+    Args:
+        judge_client: Anything ``as_client`` accepts, or ``{model: client}``; None is the endpoint of
+            OPENAI_API_KEY and OPENAI_BASE_URL, read at the first call, and never the policy or the evaluated
+            model.
+        judge_model: Model that ``judge`` asks.
+        judge_sampling_args: Sampling arguments of the judges' requests.
+        judge_prompt: Prompt of the judges; ``{question}``, ``{answer}`` and ``{response}`` are filled in.
+        judge_models: Models that score each rollout, for the reward function ``judge_score``.
+        aggregation: How the scores of several judges are combined: mean, median, min, max, majority, or a
+            callable on the list.
+        score_range: Lowest and highest score; scores are mapped to 0…1. None: scores are used as they are.
+        require_all: The reward is unknown unless every judge gave a score; False uses the available ones.
+
     Example, with the author's reward function::
 
         async def correct(judge, prompt, completion, answer, state) -> float:
@@ -59,15 +72,11 @@ class JudgeRubric(Rubric):
 
     ``verifiers.rubrics.judging.read_yes_no`` accepts "yes" or "no" and nothing else, so that a quotation is no verdict.
 
-    With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has the reward function
-    ``judge_score`` (weight 1): each judge must end with ``<score>number</score>`` within ``score_range``, which is
-    mapped to 0…1 (raw when the range is None) and combined by ``aggregation``, a name (mean, median, min, max,
-    majority) or a callable on the list. ``require_all=False`` uses the available scores. The raw scores are
+    With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has the reward
+    function ``judge_score`` (weight 1): each judge must end with ``<score>number</score>``. The raw scores are
     metrics ``judge_score/<model>``, for the second such rubric of a ``RubricGroup`` ``judge_score_2/<model>``.
 
-    ``judge_client`` is anything ``as_client`` accepts or ``{model: client}``; None is the endpoint of OPENAI_API_KEY
-    and OPENAI_BASE_URL, read at the first call, and never the policy or the evaluated model. Functions
-    receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these names.
+    Functions receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these names.
 
     *Raises* ConfigError for invalid settings.
 

@@ -27,13 +27,16 @@ TIMEOUTS = "math_verify_timeouts"
 class MathRubric(Rubric):
     r"""The reward function ``correct_answer`` (weight 1), beside the author's ``funcs`` and ``weights``.
 
-    The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not count. The
-    result of another parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
-    number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` count as wrong.
+    Args:
+        timeout_seconds: Time limit of one comparison.
+        max_workers: Worker processes; default: one per core, two to eight.
+        max_verify_chars: Longer answers count as wrong.
+        strict: Refuse what the engine alone accepts: a list beside a single gold answer (``[A, A]``), a sum
+            that is not worked out beside a plain number, a false equation (``A + 1 = A``), and a box inside
+            thinking that has no end. False scores as older versions did.
 
-    ``strict`` refuses what the engine alone accepts: a list beside a single gold answer (``[A, A]``), a sum that is not
-    worked out beside a plain number, a false equation (``A + 1 = A``), and a box inside thinking that has no end.
-    ``strict=False`` scores as older versions did.
+    The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not count. The result of
+    another parser is compared unchanged.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 

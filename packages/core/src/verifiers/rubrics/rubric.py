@@ -61,12 +61,22 @@ class RubricOptions(ScoringOptions, total=False):
 class Rubric(Identified):
     """Reward functions with weights.
 
-    ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
-    functions of one rollout concurrently. A subclass may pass on further keywords, which become attributes.
+    Args:
+        funcs: Reward functions. A function declares what it needs by name: ``prompt``, ``completion``,
+            ``answer``, ``state``, ``info``, ``task``, ``parser``, or any column of the row; plural names
+            (``completions``, ``states``, …) receive the whole group. It returns a number, and may be async.
+        weights: Weight of each function in the reward; default 1. A function of weight 0 is recorded as a
+            metric alone.
+        parser: Reads answers out of completions; functions receive it as ``parser``.
+        parallelize_scoring: Run the functions of one rollout concurrently.
+        timeout_s: Time limit of one call of a function, in seconds; None = no limit. Beyond it the reward is
+            unknown.
+        success: Name of the function whose value says whether the task was solved: 1 or 0, whatever the reward
+            adds to it. It is recorded as the metric ``success``, and is what pass@k and an audit count. A
+            subclass may set it as a class attribute, and any rubric after construction: ``rubric.success =
+            "exact_match"``.
 
-    ``success`` names the function whose value says whether the task was solved: 1 or 0, whatever the reward adds to it.
-    It is recorded as the metric ``success``, and is what pass@k and an audit count. A subclass may set it as a class
-    attribute, and any rubric after construction: ``rubric.success = "exact_match"``.
+    A subclass may pass on further keywords, which become attributes.
 
     *Raises* ConfigError when the numbers of weights and functions differ, for two functions of the same
     name, and for an unknown keyword.

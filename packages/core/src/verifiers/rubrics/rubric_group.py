@@ -26,6 +26,11 @@ logger = logging.getLogger("verifiers.rubrics")
 class RubricGroup(Rubric):
     """Several rubrics as one.
 
+    Args:
+        rubrics: The members. The reward is the weighted sum of theirs, and every metric is recorded.
+        weights: Weight of each member; default 1.
+        names: Names of the members, for weights by name; default ``rubric_0``, ``rubric_1``, ….
+
     *Raises* ConfigError for an empty list, invalid weights or names, or two ``@advantage`` methods.
 
     >>> group = vf.RubricGroup([vf.Rubric(), vf.Rubric()], weights=[1.0, 0.2], names=["truth", "style"])

@@ -18,6 +18,9 @@ from verifiers.runtime.signatures import spell_out
 class ToolRubric(Rubric):
     """Metrics ``total_tool_calls`` and, for each of ``tools``, ``<tool>_calls``; further parameters are ``Rubric``'s.
 
+    Args:
+        tools: The tools of the environment; each adds a metric.
+
     >>> def search(query: str) -> str: ...
     >>> ToolRubric([search]).get_reward_func_names()
     ['total_tool_calls', 'search_calls']

@@ -18,9 +18,13 @@ from verifiers.view.server import Server, open_browser
 def open_view(runs: GenerateOutputs | str | Path, browser: bool = True) -> OpenView:
     """Serve ``runs`` (results, a run directory, or a folder of runs) as the page of ``vf-view``.
 
+    Args:
+        runs: Results, a run directory, or a folder of runs. Results that were not saved are written to a
+            temporary folder.
+        browser: Open a browser where there is one.
+
     The server runs on a thread of this process, on a free port of 127.0.0.1, until ``close`` or the end of the
-    process. Results that were not saved are written to a temporary folder. ``browser``: open a browser where there is
-    one. A notebook shows the returned object as a link.
+    process. A notebook shows the returned object as a link.
 
     *Raises* ConfigError for a folder that does not exist.
 

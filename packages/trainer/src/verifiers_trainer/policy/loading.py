@@ -22,16 +22,26 @@ if TYPE_CHECKING:
 def get_model_and_tokenizer(
     model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of ``model_name``; see ``get_model`` and ``get_tokenizer``."""
+    """The model and the tokenizer of ``model_name``; see ``get_model`` and ``get_tokenizer``.
+
+    Args:
+        model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
+        use_liger: As in ``get_model``.
+        model_kwargs: As in ``get_model``.
+    """
     return get_model(model_name, use_liger, model_kwargs), get_tokenizer(model_name)
 
 
 def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None) -> PreTrainedModel:
     """A causal language model, by hub id, local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
 
-    ``model_kwargs`` go to ``from_pretrained`` and override the defaults: float32 on a CPU and bfloat16 where there
-    is an accelerator; FlashAttention 3 or 2 when it is importable on CUDA, else ``sdpa``. ``use_liger`` patches in
-    Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA when they are installed.
+    Args:
+        model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
+        use_liger: Patch in Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA when they
+            are installed.
+        model_kwargs: Keywords of ``from_pretrained``, which override the defaults: float32 on a CPU and
+            bfloat16 where there is an accelerator; FlashAttention 3 or 2 when it is importable on CUDA, else
+            ``sdpa``.
 
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
@@ -63,6 +73,9 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
 
 def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``model_name``. A missing pad token is set to the end token: the trainer never reads pad ids.
+
+    Args:
+        model_name: A hub id, a local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
 
     Raises ConfigError when the model cannot be loaded; the cause is chained.
     """

@@ -69,9 +69,14 @@ def audit_environment(
 ) -> AuditReport:
     """Audit the reward of an environment: an id, an ``Environment``, or a function that returns one. Blocks.
 
-    ``n`` rows, chosen by ``seed``, are played; ``search_steps`` programs are tried beside the panel, 0 for none.
-    ``timeout_s`` limits a rollout and ``budget_s`` the whole audit, in seconds; what was left out is a note. An
-    environment passed as an object is not closed.
+    Args:
+        env_or_id: An id, an ``Environment``, or a function that returns one. An environment passed as an object
+            is not closed.
+        n: Rows that are tried.
+        seed: Chooses the rows and the search.
+        search_steps: Programs that are tried beside the fixed non-solutions; 0 for none.
+        timeout_s: Time limit of a rollout, in seconds.
+        budget_s: Time limit of the whole audit, in seconds; what was left out is a note.
 
     Raises ``UnknownEnvironment`` for an unknown id and ``ConfigError`` for invalid arguments; every other problem is in
     the report.

@@ -41,15 +41,19 @@ class Agent:
     """
 
     name: str
+    """Name of the agent."""
     command: tuple[str, ...]
+    """The program and its arguments."""
     dialect: str | None = None
     """The dialect that it speaks; None: any."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path -> text; ``~/`` is the home folder, other relative paths are in the work folder."""
     registry: str = ""
     """"npm" or "pypi"; "" when it is not installed by this library."""
     package: str = ""
+    """Name of its package in the registry."""
     further_packages: tuple[str, ...] = ()
     """Requirements to install beside it: what it imports and does not declare."""
     executable: str = ""
@@ -57,7 +61,9 @@ class Agent:
     needs: tuple[str, ...] = ()
     """Programs of the host that it runs with, such as "node"."""
     min_version: str = ""
+    """Oldest version that works."""
     tested_version: str = ""
+    """The version that was tested."""
     note: str = ""
     """What a user should know before installing it, such as its licence."""
 

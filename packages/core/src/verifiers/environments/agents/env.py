@@ -51,23 +51,37 @@ class AgentOptions(ConversationOptions, total=False):
 class AgentEnv(AgentTurns):
     """An environment in which an agent program works, in a sandbox without a network that reaches its model alone.
 
-    ``agent``: a name ("codex", "opencode", "pi", "claude-code", "qwen-code", "mini-swe-agent", or of an entry point in
-    ``verifiers.agents``; "codex@0.169.0" for one version), an ``Agent``, or an async function of the state for a
-    framework in this process, which takes its base URL from ``vf.model_gateway(state)``. ``command``: any other
-    program, with placeholders as in ``Agent``; a word that names a file of the working directory is copied into the
-    work folder. A program also finds ``OPENAI_BASE_URL``, ``ANTHROPIC_BASE_URL``, ``VF_MODEL`` and ``VF_PROMPT`` in its
-    environment. ``dialect``: the only one offered ("chat", "responses", "messages"); default: the agent's, or all.
-
-    ``files`` (path -> text, bytes or ``Path`` of the host) are written before the agent starts; relative paths are in
-    the work folder; ``~/`` is its home, where texts may hold placeholders, as configurations do. ``collect``: patterns
-    of files in the work folder that are read at the end into ``state["files"]``. A row adds its own in
-    ``info["files"]`` and ``info["collect"]``. ``keep_workdirs``: a folder of the host for a copy of each work folder.
-
-    ``tools``: names of the agent's tools that the model sees; default: all. ``trained_roles``: which of "main",
-    "subagent", "summary" and "side" are trained. ``history``: "exact" (a conversation stays one sample, as sampled) or
-    "template", for the trainer. ``packages``: distributions that Python programs inside can import.
-    ``max_idle_seconds`` bounds the time without a model call, ``max_output_mb`` the agent's output,
-    ``max_log_kb`` what of it is kept, ``timeout_minutes`` the life of its sandbox.
+    Args:
+        agent: A name ("codex", "opencode", "pi", "claude-code", "qwen-code", "mini-swe-agent", or of an entry
+            point in ``verifiers.agents``; "codex@0.169.0" for one version), an ``Agent``, or an async function
+            of the state for a framework in this process, which takes its base URL from
+            ``vf.model_gateway(state)``.
+        command: Any other program, with placeholders as in ``Agent``; a word that names a file of the working
+            directory is copied into the work folder. A program also finds ``OPENAI_BASE_URL``,
+            ``ANTHROPIC_BASE_URL``, ``VF_MODEL`` and ``VF_PROMPT`` in its environment.
+        dialect: The only API of models that is offered ("chat", "responses", "messages"); default: the agent's,
+            or all.
+        agent_args: Further arguments of the agent's command.
+        files: Path -> text, bytes or ``Path`` of the host, written before the agent starts; relative paths are
+            in the work folder; ``~/`` is its home, where texts may hold placeholders, as configurations do. A
+            row adds its own in ``info["files"]``.
+        collect: Patterns of files in the work folder that are read at the end into ``state["files"]``. A row
+            adds its own in ``info["collect"]``.
+        packages: Distributions that Python programs inside can import.
+        environment_vars: Environment variables that the agent sees beside those above.
+        tools: Names of the agent's tools that the model sees; default: all.
+        trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
+        history: "exact" (a conversation stays one sample, as sampled) or "template", for the trainer.
+        sandbox: A backend or its name; "auto" selects the first isolating one whose probe passes.
+        memory_gb: Memory of a sandbox.
+        disk_size_gb: Disk space of a sandbox.
+        timeout_minutes: Time limit of a sandbox.
+        max_startup_wait_seconds: Time limit of the opening of a sandbox.
+        max_idle_seconds: Longest time without a model call.
+        max_output_mb: Limit of the agent's output.
+        max_log_kb: How much of the agent's output is kept.
+        max_file_mb: Largest file that is collected.
+        keep_workdirs: A folder of the host for a copy of each work folder.
 
     *Raises* ConfigError for an invalid parameter; at the first rollout for an agent that is not installed.
 
@@ -180,6 +194,9 @@ class AgentEnv(AgentTurns):
 @contextlib.asynccontextmanager
 async def model_gateway(state: State) -> AsyncIterator[str]:
     """The base URL of a rollout's model for a framework in this process; ends in ``/v1``.
+
+    Args:
+        state: The state of the rollout, which the agent function received.
 
     It speaks chat completions, responses and messages; any API key is accepted, and the model's name is not read. Every
     call is a turn of the rollout. *Raises* ConfigError for the state of another environment than ``AgentEnv``.

@@ -77,27 +77,32 @@ def _defaults() -> dict[str, Any]:
 class HarborEnv(AgentTurns, SandboxEnv):
     """Tasks in Harbor's format (https://harborframework.com): an agent works in a sandbox, ``tests/test.sh`` grades.
 
-    ``path`` and ``eval_path``: a task folder, or a folder of task folders, for training and for evaluation; ``only``
-    names the tasks to read of them, None reads all.
+    Args:
+        path: A task folder, or a folder of task folders, to train on.
+        eval_path: The same, to evaluate on.
+        agent: None gives the model the tool ``bash``. An agent program ("codex" and the other names of
+            ``AgentEnv``, or an ``Agent``) works in the task's sandbox, and its model calls are the turns of the
+            rollout. "oracle" runs ``solution/solve.sh`` and "nop" does nothing, both without a model call.
+        command: Any other agent program; words that name files of the working directory are copied into the
+            home folder.
+        agent_args: Further arguments of the agent's command.
+        agent_files: Files for the agent, as ``files`` of ``AgentEnv``.
+        only: Names of the tasks to read; None = all.
+        images: Image of a ``FROM`` -> "host", this machine's system programs, read-only. An image that is not
+            named is refused. A task without image and Dockerfile runs on the host's too.
+        grading: "fresh" checks the declared artifacts (default: the work folder) in a fresh sandbox. "shared"
+            checks in the agent's own sandbox, as Harbor does where a task does not say; the model can forge the
+            verdict there. A task that itself asks for "shared" is refused unless it is passed here.
+        waive: Keys of ``task.toml`` to run without, such as ``"environment.network_mode"``.
+        trained_roles: Which of "main", "subagent", "summary" and "side" are trained.
+        max_idle_seconds: Longest time without a model call of an agent.
+        max_startup_wait_seconds: Time limit of the opening of a sandbox.
 
-    ``agent``: None gives the model the tool ``bash``. An agent program ("codex" and the other names of ``AgentEnv``, or
-    an ``Agent``) works in the task's sandbox, and its model calls are the turns of the rollout; so does ``command``,
-    whose words that name files of the working directory are copied into the home folder. "oracle" runs
-    ``solution/solve.sh`` and "nop" does nothing, both without a model call. A task's ``agent.timeout_sec`` bounds the
-    time of the agent, ``max_turns`` and a task's ``[metadata] max_turns`` its turns.
+    A task's ``agent.timeout_sec`` bounds the time of the agent, ``max_turns`` and a task's ``[metadata] max_turns``
+    its turns.
 
-    ``agent_args``, ``trained_roles``, ``max_idle_seconds`` are those of ``AgentEnv``, ``agent_files`` its ``files``.
-
-    ``images``: image of a ``FROM`` -> "host", this machine's system programs, read-only. An image that is not named is
-    refused. A task without image and Dockerfile runs on the host's too.
-
-    ``grading``: "fresh" checks the declared artifacts (default: the work folder) in a fresh sandbox. "shared" checks in
-    the agent's own sandbox, as Harbor does where a task does not say; the model can forge the verdict there. A task
-    that itself asks for "shared" is refused unless it is passed here.
-
-    ``waive``: keys of ``task.toml`` to run without, such as ``"environment.network_mode"``. Further parameters are
-    those of ``SandboxEnv``. The reward is that of ``reward.json`` or ``reward.txt``; ``state["verdict"]`` has all
-    rewards and what the tests printed.
+    Further parameters are those of ``SandboxEnv``. The reward is that of ``reward.json`` or ``reward.txt``;
+    ``state["verdict"]`` has all rewards and what the tests printed.
 
     *Raises* ConfigError for a task that cannot be honoured, with the task, the key and a way out.
 

@@ -47,17 +47,26 @@ class EpisodicSumRubric(Rubric):
 class GymEnv(MultiTurnEnv):
     """Episodes of a Gymnasium environment.
 
+    Args:
+        env_cls: An id for ``gymnasium.make``, or a class or function that is called with ``env_kwargs``.
+        env_kwargs: Keywords of the Gymnasium environment.
+        action_parser: Function from the text of a message of the model to an action; the default takes the
+            answer of the parser, as an integer where the action space is discrete, and refuses actions outside
+            that space. May be async.
+        obs_to_text: Function from an observation to the content of a user message; default ``str``. May be
+            async.
+        num_train_episodes: Rows to train on.
+        num_eval_episodes: Rows to evaluate on.
+        max_episode_steps: Actions after which an episode ends; None = no limit here.
+        seed: The seed of a row is ``seed + example_id``.
+
     Example::
 
         env = GymEnv("FrozenLake-v1", env_kwargs={"is_slippery": False}, obs_to_text=lambda obs: f"You are on {obs}.")
 
-    ``env_cls`` is an id for ``gymnasium.make``, or a class or function called with ``env_kwargs``.
-    ``action_parser(text)`` converts a message of the model to an action; the default takes the answer of the parser, as
-    an integer where the action space is discrete, and refuses actions outside that space. ``obs_to_text(observation)``
-    (default ``str``) returns the content of a user message. Both may be async. ``max_episode_steps`` bounds the actions
-    of an episode. The seed of a row is ``seed + example_id``; its question precedes the first observation. Each turn
-    has ``reward``, and ``extras["terminated"]``, ``extras["truncated"]``; the last ``info`` of the environment is
-    ``state["gym_info"]``. Further parameters are ``MultiTurnEnv``'s.
+    The question of a row precedes the first observation. Each turn has ``reward``, and ``extras["terminated"]``,
+    ``extras["truncated"]``; the last ``info`` of the environment is ``state["gym_info"]``. Further parameters are
+    ``MultiTurnEnv``'s.
 
     *Raises* ConfigError when Gymnasium is not installed or a setting is invalid.
     """

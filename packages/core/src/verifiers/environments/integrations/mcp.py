@@ -44,6 +44,14 @@ class ServerOptions(CallOptions, total=False):
 class MCPEnv(ToolEnv):
     """An environment with the tools of MCP servers.
 
+    Args:
+        mcp_servers: Mappings or objects with ``name``, ``command``, ``args``, ``env`` and ``description``.
+            ``env`` maps variables to values, or lists variables of this process; the server sees these and
+            ``HOME``, ``LOGNAME``, ``PATH``, ``SHELL``, ``TERM``, ``USER``.
+        max_turns: Model calls after which a rollout ends.
+        error_formatter: Function from an exception to the text that the model reads.
+        start_timeout_s: Time limit of a server's start, in seconds.
+
     Example::
 
         env = MCPEnv(
@@ -51,11 +59,8 @@ class MCPEnv(ToolEnv):
             dataset=[{"question": "Which files are there?", "answer": "notes.txt"}],
         )
 
-    ``mcp_servers``: mappings or objects with ``name``, ``command``, ``args``, ``env`` and ``description``. ``env`` maps
-    variables to values, or lists variables of this process; the server sees these and ``HOME``, ``LOGNAME``, ``PATH``,
-    ``SHELL``, ``TERM``, ``USER``. A server must answer within ``start_timeout_s`` (seconds); a dead one is restarted
-    once per call, and that call is repeated. Further parameters are those of ``ToolEnv``; its ``tools`` are offered
-    together with those of the servers.
+    A dead server is restarted once per call, and that call is repeated. Further parameters are those of
+    ``ToolEnv``; its ``tools`` are offered together with those of the servers.
 
     *Raises* ConfigError when the extra is not installed or a server is described incorrectly; at the first rollout
     when a server does not start, or when two tools have the same name.

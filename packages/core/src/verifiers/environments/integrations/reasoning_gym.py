@@ -52,16 +52,24 @@ class QuestionOptions(RowOptions, total=False):
 class ReasoningGymEnv(SingleTurnEnv):
     """Generated questions with a verifiable answer.
 
+    Args:
+        gym: A generator's name, a list of names, or a list of ``{name, weight, config}`` (default: weight 1.0,
+            no config).
+        num_train_examples: Questions to train on.
+        num_eval_examples: Questions to evaluate on.
+        system_prompt: Default: a description of the format of the parser; ``""`` sets none.
+        parser: Reads the answer out of a completion.
+        seed: Seed of the questions.
+        rubric: Default: the score of the generator.
+
     Examples::
 
         ReasoningGymEnv("chain_sum")
         ReasoningGymEnv(["chain_sum", "leg_counting"])
         ReasoningGymEnv([{"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 4}}, {"name": "leg_counting"}])
 
-    ``gym`` is a generator's name, a list of names, or a list of ``{name, weight, config}`` (default: weight
-    1.0, no config). The reward ``generator_score`` is the score of the parsed answer by the generator; ``task`` is the
-    name of the generator. The default ``system_prompt`` describes the format of the parser; ``""`` sets none. Further
-    parameters are those of ``SingleTurnEnv``.
+    The reward ``generator_score`` is the score of the parsed answer by the generator; ``task`` is the name of the
+    generator. Further parameters are those of ``SingleTurnEnv``.
 
     *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator and for a
     configuration that a generator refuses.

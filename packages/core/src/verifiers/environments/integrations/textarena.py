@@ -59,12 +59,21 @@ class GameOptions(DataOptions, total=False):
 class TextArenaEnv(MultiTurnEnv):
     """A single-player game of TextArena, for example ``TextArenaEnv("GuessTheNumber-v0")``.
 
-    The move is the answer that the parser reads in the last message of the model; without one the move is empty, and
-    the rules of the game for invalid moves apply. ``feedback_fn(text)`` returns the user message for the output of the
-    game since the last move (only the new part, where the game repeats its history). ``rubric`` defaults to the reward
-    of the game. The default ``system_prompt`` describes the format of the parser; ``""`` sets none. Reward functions
-    read the finished game from ``state["ta_env"]``. A game counts as won at a reward of 1 (``pass_threshold``): many
-    games pay part of it for coming close, and some for wrong moves. Further parameters are those of ``MultiTurnEnv``.
+    Args:
+        game: Id of a single-player game.
+        num_train_examples: Rows to train on.
+        num_eval_examples: Rows to evaluate on.
+        system_prompt: Default: a description of the format of the parser; ``""`` sets none.
+        parser: Reads the move out of the last message of the model.
+        rubric: Default: the reward of the game.
+        feedback_fn: Function from the output of the game since the last move (only the new part, where the game
+            repeats its history) to the user message.
+        seed: Seed of the rows.
+
+    The move is the answer that the parser reads in the last message of the model; without one the move is empty,
+    and the rules of the game for invalid moves apply. Reward functions read the finished game from
+    ``state["ta_env"]``. A game counts as won at a reward of 1 (``pass_threshold``): many games pay part of it for
+    coming close, and some for wrong moves. Further parameters are those of ``MultiTurnEnv``.
 
     *Raises* ConfigError when TextArena is not installed, the game is unknown, or a setting is invalid; at the first
     rollout for a game that cannot be created or is for several players.
