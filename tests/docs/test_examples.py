@@ -1,6 +1,7 @@
-"""Every script in ``examples/`` runs, and shows what its heading says."""
+"""Every script and notebook in ``examples/`` runs, and shows what its heading says."""
 
 import ast
+import json
 import math
 import runpy
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from verifiers.testing import ScriptedClient
 
 FOLDER = Path(__file__).parents[2] / "examples"
+NOTEBOOK_RUNNER = FOLDER.parent / "docs/notebooks.py"
 TESTED_ELSEWHERE = {"grpo_from_scratch", "train_two_ranks"}  # tests/trainer
 
 
@@ -27,6 +29,55 @@ def test_every_example_has_a_test_and_says_what_one_learns_and_what_it_costs():
         assert f"examples/{name}.py" in heading, name
         assert "What you learn:" in heading, name
         assert "Costs" in heading, name
+
+
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def shown_in(notebook):
+    """(source, kinds of what is shown) of the code cells."""
+    return [
+        ("".join(cell["source"]), [kind for output in cell["outputs"] for kind in output.get("data", {"stream": ""})])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    ]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_says_what_one_learns_and_holds_small_outputs(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    heading = "".join(notebook["cells"][0]["source"])
+    assert heading.startswith("# ")
+    assert "What you learn:" in heading
+    assert "Costs" in heading
+    assert path.stat().st_size < 150_000
+    assert any(kinds for _, kinds in shown_in(notebook))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_and_shows_what_it_holds(path):
+    pytest.importorskip("xllamacpp", reason="the local model is not installed")
+    pytest.importorskip("verifiers_trainer", reason="the trainer is not installed")
+    made = runpy.run_path(str(NOTEBOOK_RUNNER))["run"](path)
+    assert shown_in(made) == shown_in(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_a_cell_that_fails_is_found(tmp_path):
+    run = runpy.run_path(str(NOTEBOOK_RUNNER))["run"]
+    cells = [["x = 2\n", "print(x)\n", "await __import__('asyncio').sleep(0)"], ["x + 1"], ["x + 1;"]]
+    page = {"cells": [{"cell_type": "code", "source": source, "outputs": []} for source in cells]}
+    (tmp_path / "page.ipynb").write_text(json.dumps(page))
+    made = [cell["outputs"] for cell in run(tmp_path / "page.ipynb")["cells"]]
+    assert [[output.get("text") or output["data"]["text/plain"] for output in outputs] for outputs in made] == [
+        [["2\n"]],
+        ["3"],
+        [],
+    ]
+    page["cells"][1]["source"] = ["y + 1"]
+    (tmp_path / "page.ipynb").write_text(json.dumps(page))
+    with pytest.raises(NameError):
+        run(tmp_path / "page.ipynb")
 
 
 def test_the_example_evaluate(capsys):
