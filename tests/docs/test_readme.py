@@ -51,6 +51,12 @@ def test_options_of_commands_exist(command, tmp_path):
     assert not [option for option in options if not re.search(rf"(^|[\s,]){option}\b", said, re.M)], said
 
 
+def test_it_is_short_and_shows_a_learning_curve_and_the_viewer():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.split()) < 700
+    assert {"docs/pictures/quickstart.png", "docs/pictures/view.png"} <= set(re.findall(r"!\[[^]]+\]\((.+?)\)", text))
+
+
 def test_every_linked_file_exists():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / target).exists(), target

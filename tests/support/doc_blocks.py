@@ -1,7 +1,7 @@
 """Runs the code of a documentation page as its reader would: from the top, in one folder, with one set of names.
 
-What a reader brings is given: a folder, an endpoint with a model (a ``FakeServer`` in the usual environment variables),
-and ``client``, an OpenAI client of it. Python blocks share their names, shell blocks their folder. A comment directly
+What a reader brings is given: a folder, and an endpoint with a model (a ``FakeServer`` in the usual environment
+variables). Python blocks share their names, shell blocks their folder. A comment directly
 above a block, which no renderer shows, says what is particular about it:
 
     <!-- not run: reason -->    left out, counted, and listed by the test
@@ -217,9 +217,7 @@ def _answer(says: list[str]) -> Any:
 
 @contextlib.contextmanager
 def reader(folder: Path) -> Iterator[Reader]:
-    """A reader in ``folder``, with an endpoint, its variables and ``client``."""
-    from openai import OpenAI
-
+    """A reader in ``folder``, with an endpoint and its variables."""
     says = ["reversed"]
     with FakeServer(_answer(says), models=MODELS) as server:
         tools = Path(sys.executable).parent
@@ -237,7 +235,7 @@ def reader(folder: Path) -> Iterator[Reader]:
         os.environ.update(given)
         os.chdir(folder)
         try:
-            yield Reader(folder, server, says, {"client": OpenAI()})
+            yield Reader(folder, server, says)
         finally:
             os.chdir(here)
             os.environ.clear()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABOUT = """Look for ways to be paid by an environment without solving its task.
 
-Plays a right answer, some hundred non-solutions in the right format, and a search for more; compares the rows. Needs
+Tries a right answer, some hundred non-solutions in the right format, and a search for more; compares the rows. Needs
 no model. With -m it also says which training rows that model solves never, always and sometimes.
 
 \b
@@ -148,7 +148,7 @@ COMMAND = SmallCommand(
         _option("-a", "--env-args", metavar="JSON", help="Arguments of the environment's loader."),
         _option("-p", "--env-dir-path", default="./environments", metavar="DIR",
                 help="Folder of environments not installed."),
-        _option("-n", "--num-examples", type=click.IntRange(1), default=8, help="Rows that are played [8]."),
+        _option("-n", "--num-examples", type=click.IntRange(1), default=8, help="Rows that are tried [8]."),
         _option("--seed", type=int, default=0, help="Chooses the rows and the search [0]."),
         _option("--search", type=click.IntRange(0), default=120, help="Programs that the search tries [120]."),
         _option("--budget", type=click.FloatRange(1), default=60.0, metavar="SECONDS", help="Time limit [60]."),

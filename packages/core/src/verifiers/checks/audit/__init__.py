@@ -413,7 +413,7 @@ class _Subject:
                 'name a function that is 1 or 0: vf.Rubric(…, success="exact")',
             )
         if self.unfinished:
-            self.findings.note(f"the time was up: {len(self.unfinished)} non-solutions were not played")
+            self.findings.note(f"the time was up: {len(self.unfinished)} non-solutions were not tried")
         played = [paid for paid in self.audit_of.paid if not paid.is_task]
         full = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family != "odd form"]
         odd = [p for p in played if p.share_wrong_paid >= MANY_ROWS and p.family == "odd form"]

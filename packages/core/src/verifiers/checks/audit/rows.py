@@ -105,7 +105,7 @@ def _check_repeats(rows: Sequence[Example], findings: Findings, is_single: bool)
             "rows-are-repeated",
             f"{repeated} of {len(rows)} rows repeat an earlier one",
             "the dataset",
-            "remove them: a repeated row counts as often as it stands there",
+            "remove them: a repeated row counts once for each copy",
         )
 
 
