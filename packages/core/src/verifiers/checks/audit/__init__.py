@@ -53,7 +53,7 @@ PARTLY = 0.25
 MANY_ROWS = 0.25
 """Share of the rows on which a non-solution must be paid in full to be an error."""
 FIRST_ROWS = 3
-"""Rows that every non-solution is played on; those that earned something there are played on all."""
+"""Rows that every non-solution is tried on; those that earned something there are tried on all."""
 REPEATS = 10
 SAMPLE_CHARS = 160
 
