@@ -310,6 +310,7 @@ def test_a_dataset_of_results_has_the_promised_columns():
     dataset = make_dataset(results_of(four_states(), ["board"]), state_columns=["board"])
     assert dataset.column_names == [
         *"example_id prompt completion answer task info reward average_reward metrics error".split(),
+        "exact",
         "board",
     ]
     assert dataset["reward"][:] == [1.0, 0.0, None, None]

@@ -108,12 +108,14 @@ def test_keys_in_saved_columns_are_hidden():
 
 def test_the_trajectory_column_is_whole_in_memory_and_on_reading():
     output = state_to_output(state_of(trajectory=conversation(4)), ["trajectory"])
-    for steps in (output["trajectory"], through_disk(output)["trajectory"]):
+    saved = through_disk(output)["trajectory"]
+    assert [step["response"] for step in saved] == [None] * 4
+    assert [step["response"].message for step in output["trajectory"]] == [s["completion"][0] for s in saved]
+    for steps in (output["trajectory"], saved):
         for given, step in zip(conversation(4), steps, strict=True):
             assert step["prompt"] == given["prompt"]
             assert step["completion"] == given["completion"]
             assert step["tokens"].items() == given["tokens"].items()
-            assert step["response"] is None
 
 
 def test_on_disk_each_message_and_token_is_stored_once():

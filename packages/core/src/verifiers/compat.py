@@ -64,14 +64,40 @@ RUBRIC_PROPERTIES = {"reward_funcs": "funcs", "reward_weights": "weights"}
 SCORE_DICTS = f"{_SCORING}:score_dicts"
 """Scores plain dicts passed to ``score_group``."""
 
+RESULTS_OF_COLUMNS = "verifiers.legacy.columns:results_of_columns"
+"""Reads the arguments of ``GenerateOutputs`` when they are columns."""
+
 TEMPLATE_CLIENT = ("verifiers.legacy.template_client", "TemplateClient")
 """Base of a subclass of ``Client`` that defines no ``complete``: module, class."""
 
 ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
     "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
+    "_cleanup": "verifiers.legacy.running:clean_up",
+    "_teardown": "verifiers.legacy.running:tear_down",
+    "increment_state_usage_from_response": "verifiers.legacy.running:increment_state_usage_from_response",
+    "run_rollouts": "verifiers.legacy.running:run_rollouts",
+    **{
+        name: f"verifiers.legacy.tokens:{name}"
+        for name in (
+            "format_prompt format_dataset parse_chat_completion_logprobs parse_chat_completion_tokens "
+            "parse_completion_logprobs parse_completion_tokens process_chat_format_vllm process_completion_format_vllm"
+        ).split()
+    },
 }
 """Methods of environments that older trainers call -> functions that implement them."""
+ENVIRONMENT_PROPERTIES = {
+    "_stop_conditions": "verifiers.legacy.running:stop_conditions",
+    "_cleanup_handlers": "verifiers.legacy.running:cleanup_handlers",
+    "_teardown_handlers": "verifiers.legacy.running:teardown_handlers",
+}
+"""Attributes of environments that older tools read -> functions that compute them."""
+TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monitor_rubric"}
+"""Likewise of tool environments."""
+MEMBERS_OF = "verifiers.environments.group:EnvGroup"
+"""Makes a group of the mapping that ``EnvGroupRubric`` was given in older versions."""
+USAGE_TRACKER = "verifiers.legacy.usage:StateUsageTracker"
+"""``state["usage_tracker"]``."""
 
 ENDPOINT_KEYS = {
     "url": "api_base_url",
@@ -114,68 +140,14 @@ LATER = {
 LATER_MODULES = {
     "serve": f"{_EDITION}; environments run in the process of their caller, or in workers (num_workers=)",
     "utils.serve_utils": f"{_EDITION}; environments run in the process of their caller",
-    "utils.thread_utils": f"{_EDITION}; Environment(max_workers=) bounds the threads of rewards and tools",
 }
 """Modules below ``verifiers`` that only older versions had, with their replacements; they raise ImportError."""
 
-_RUN_FOLDER = "a run's folder is results.metadata.path_to_save; name it with results_path="
-_SUMMARY = "results.summary() has the numbers, and verifiers.utils.eval_utils.print_results prints them"
-_CONFIG = "pass vf.ClientConfig(...) as the client, or make an AsyncOpenAI yourself"
-_FORMAT = "format numbers with an f-string"
-_LOGGING = "use logging.getLogger, and vf.setup_logging"
 SUBSTITUTES: dict[str, dict[str, str]] = {
-    "envs.environment": {"get_results_path": _RUN_FOLDER},
-    "envs.multiturn_env": {"MultiTurnMonitorRubric": "write a vf.metric that returns len(state['trajectory'])"},
     "envs.sandbox_env": {"SandboxMonitorRubric": "write a vf.metric over state['trajectory']"},
-    "envs.tool_env": {"ToolMonitorRubric": "tool environments count their calls; vf.ToolRubric does elsewhere"},
-    "types": {
-        "EvalConfig": "env.evaluate takes its fields as keywords",
-        "EvalRunConfig": "env.evaluate takes its fields as keywords",
-        "CustomBaseModel": "subclass pydantic.BaseModel",
-        "VersionInfo": "env.env_version and verifiers.__version__ are texts",
-        "TimeSpan": "state['timing'] has the times in milliseconds, generation_ms and others",
-        "TimeSpans": "state['timing'] has the times in milliseconds, generation_ms and others",
-    },
-    "utils.client_utils": {
-        "setup_openai_client": _CONFIG,
-        "setup_http_client": _CONFIG,
-        "resolve_client_config": _CONFIG,
-        "resolve_client_configs": _CONFIG,
-        "load_prime_config": "keys are read from the variable that ClientConfig(api_key_var=) names",
-    },
-    "utils.eval_utils": {
-        **dict.fromkeys("print_rewards print_info print_timing print_usage".split(), _SUMMARY),
-        "save_to_disk": "results.save(path)",
-        "save_rollout_results": "results.save(path)",
-        "get_hf_hub_dataset_name": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
-        "sanitize_metadata": "results.metadata is plain data",
-        "quiet_datasets": "datasets.disable_progress_bars()",
-        "to_col_order": "results.to_dataset() has an order of its own",
-        "get_env_outputs": "results.filter(lambda row: row['task'] == NAME)",
-        "filter_inputs": "env.evaluate(results_path=) resumes a run",
-        "resolve_endpoints_file": "vf.load_endpoints(path) reads a file",
-        "get_log_level": "vf.log_level",
-    },
-    "utils.logging_utils": {
-        "print_time": _FORMAT,
-        "print_size": _FORMAT,
-        "truncate": "slice the text",
-        "log_once": _LOGGING,
-        "warning_once": _LOGGING,
-        "JsonFormatter": _LOGGING,
-    },
-    "utils.path_utils": {
-        **dict.fromkeys("get_results_path get_eval_results_path get_eval_runs_dir".split(), _RUN_FOLDER),
-        "get_gepa_results_path": f"GEPA: {_EDITION}",
-        "write_temp_file": "tempfile.NamedTemporaryFile",
-    },
-    "utils.save_utils": {
-        "get_hf_hub_dataset_name": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
-        "push_results_to_hf_hub": "vf.make_dataset(results, push_to_hub=True, hub_name=)",
-        "sanitize_metadata": "results.metadata is plain data",
-        "is_json_serializable": "verifiers.utils.save_utils.make_serializable converts anything",
-        "serialize_timing": "timing of a saved rollout is plain data",
-    },
+    "envs.experimental.gym_env": {"GymMonitorRubric": "vf.GymEnv measures its steps itself"},
+    "utils.path_utils": {"get_gepa_results_path": f"GEPA: {_EDITION}"},
+    "utils.eval_utils": {"run_evaluations_tui": "vf-eval shows a run in the terminal, vf-tui saved ones"},
 }
 """Module below ``verifiers`` -> its names that this edition does not have, with their replacements."""
 
@@ -218,19 +190,20 @@ MODULES: dict[str, str] = {
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
     "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.sync_async",
-    "utils.client_utils": "",
+    "utils.client_utils": "verifiers.legacy.clients",
     "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",
     "utils.env_utils": "verifiers.environments.registry",
     "utils.error_utils": "",
-    "utils.eval_utils": "verifiers.results",
-    "utils.install_utils": "verifiers.environments.registry",
-    "utils.logging_utils": "verifiers.runtime.logs verifiers.results",
+    "utils.eval_utils": "verifiers.legacy.evaluating verifiers.results",
+    "utils.install_utils": "verifiers.legacy.commands verifiers.environments.registry",
+    "utils.logging_utils": "verifiers.legacy.logs verifiers.runtime.logs verifiers.results",
     "utils.message_utils": "verifiers.data.messages",
     "utils.metric_utils": "verifiers.legacy.metrics verifiers.results.statistics",
-    "utils.path_utils": "",
+    "utils.path_utils": "verifiers.legacy.paths",
     "utils.response_utils": "",
-    "utils.save_utils": "verifiers.results.rows",
+    "utils.save_utils": "verifiers.legacy.saving verifiers.results.rows",
+    "utils.thread_utils": "verifiers.legacy.threads",
     "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "verifiers.legacy.usage",
 }
@@ -255,15 +228,19 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
             for name in (
                 "MessageType ChatMessages ClientType FinishReason MessageContent ContentPart GenericContentPart "
                 "ThinkingBlock JsonPrimitive IndividualRewardFunc GroupRewardFunc StartCallback ProgressCallback "
-                "LogCallback TokenUsage Endpoint Endpoints"
+                "LogCallback TokenUsage Endpoint Endpoints VersionInfo CustomBaseModel TimeSpan TimeSpans"
             ).split()
         },
+        **{name: f"verifiers.legacy.evaluating:{name}" for name in ("EvalConfig", "EvalRunConfig")},
     },
     "clients": {
         "resolve_client": "verifiers.clients:as_client",
         "NeMoRLChatCompletionsClient": "verifiers.legacy.nemo_client:NeMoRLChatCompletionsClient",
     },
     "clients.client": {"resolve_client": "verifiers.clients:as_client"},
+    "envs.environment": {"get_results_path": "verifiers.legacy.paths:get_results_path"},
+    "envs.multiturn_env": {"MultiTurnMonitorRubric": "verifiers.legacy.monitors:MultiTurnMonitorRubric"},
+    "envs.tool_env": {"ToolMonitorRubric": "verifiers.legacy.monitors:ToolMonitorRubric"},
     "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
     "utils.data_utils": {"format_dataset": f"{_CONVERSATIONS}:format_dataset"},
@@ -285,6 +262,7 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "utils.tool_utils": {
         "convert_func_to_oai_tool": "verifiers.data.tool_schema:tool_from_function",
         "convert_func_to_tool_def": "verifiers.data.tool_schema:tool_from_function",
+        "is_valid_tool_content_parts": "verifiers.legacy.raw_messages:is_valid_tool_content_parts",
     },
     "rubrics.judge_rubric": {"DEFAULT_JUDGE_PROMPT": "verifiers.legacy.prompts:DEFAULT_JUDGE_PROMPT"},
     "rubrics.experimental.hybrid_math_rubric": {
@@ -298,33 +276,14 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         name: f"{_CONVERSATIONS}:{name}"
         for name in ("ErrorChain", "get_error_chain", "get_vf_error_chain", "error_info", "error_type_name")
     },
-    "utils.install_utils": {
-        name: f"verifiers.legacy.commands:{name}"
-        for name in (
-            "normalize_package_name is_hub_env check_hub_env_installed install_from_hub install_from_local "
-            "install_from_repo"
-        ).split()
-    },
     "utils.eval_utils": {
         "load_endpoints": "verifiers.clients:load_endpoints",
-        "print_results": "verifiers.legacy.commands:print_results",
-        "load_toml_config": "verifiers.legacy.commands:load_toml_config",
-    },
-    "utils.save_utils": {
-        "make_serializable": "verifiers.results.rows:json_ready",
         **{
             name: f"verifiers.legacy.saving:{name}"
-            for name in (
-                "GenerateOutputsBuilder states_to_outputs load_outputs save_outputs save_new_outputs save_metadata "
-                "validate_resume_metadata"
-            ).split()
+            for name in "save_to_disk sanitize_metadata get_hf_hub_dataset_name save_rollout_results".split()
         },
-        "extract_usage_tokens": "verifiers.legacy.usage:extract_usage_tokens",
     },
-    "utils.path_utils": {
-        name: f"verifiers.legacy.saving:{name}"
-        for name in ("is_valid_eval_results_path", "find_latest_incomplete_eval_results_path")
-    },
+    "utils.save_utils": {"extract_usage_tokens": "verifiers.legacy.usage:extract_usage_tokens"},
 }
 """Module below ``verifiers`` -> its names that were renamed or moved: ``module:name``."""
 
@@ -361,6 +320,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Methods of rubrics", RUBRIC_METHODS),
     ("Attributes of rubrics", RUBRIC_PROPERTIES),
     ("Methods of environments that older trainers call", ENVIRONMENT_METHODS),
+    ("Attributes of environments", ENVIRONMENT_PROPERTIES | TOOL_PROPERTIES),
     ("Parameters of `process_env_results`", TOKENIZER),
     ("Metrics of older files", METRICS),
     ("Keys of an endpoint registry", ENDPOINT_KEYS),
@@ -404,16 +364,19 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
 
 
 def legacy_properties(cls: type, table: Mapping[str, str]) -> None:
-    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present ones."""
+    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present ones.
+
+    Those of functions ``module:name``, which take the object, can only be read.
+    """
     for old, new in table.items():
 
         def read(self: object, _new: str = new) -> Any:
-            return getattr(self, _new)
+            return load(_new)(self) if ":" in _new else getattr(self, _new)
 
         def assign(self: object, value: object, _new: str = new) -> None:
             setattr(self, _new, value)
 
-        setattr(cls, old, property(read, assign, doc=f"Older name of ``{new}``."))
+        setattr(cls, old, property(read, None if ":" in new else assign, doc=f"Older name of ``{new}``."))
 
 
 def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:

@@ -350,7 +350,15 @@ class Tool(_Function):
         return cls(f.get("name") or "", f.get("description") or "", f.get("parameters") or {}, f.get("strict"))
 
 
-class TextContentPart(AttributeDict):
+class _ContentPart(AttributeDict):
+    __slots__ = ()
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """The part as plain data."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in self.items()}
+
+
+class TextContentPart(_ContentPart):
     """``{"type": "text", "text": …}``.
 
     >>> vf.UserMessage([vf.TextContentPart("What is it?"), vf.ImageUrlContentPart("http://host/a.png")]).content[0]
@@ -363,7 +371,7 @@ class TextContentPart(AttributeDict):
         super().__init__(type="text", text=text)
 
 
-class ImageUrlContentPart(AttributeDict):
+class ImageUrlContentPart(_ContentPart):
     """``{"type": "image_url", "image_url": {"url": …}}``; ``url`` may be a data URL.
 
     >>> vf.ImageUrlContentPart("http://host/a.png")
@@ -373,11 +381,11 @@ class ImageUrlContentPart(AttributeDict):
     __slots__ = ()
 
     def __init__(self, image_url: str | Mapping[str, Any]):
-        source = {"url": image_url} if isinstance(image_url, str) else dict(image_url)
+        source = AttributeDict({"url": image_url} if isinstance(image_url, str) else image_url)
         super().__init__(type="image_url", image_url=source)
 
 
-class InputAudioContentPart(AttributeDict):
+class InputAudioContentPart(_ContentPart):
     """``{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}``.
 
     >>> vf.InputAudioContentPart("UklGRg==", "wav")
@@ -387,7 +395,7 @@ class InputAudioContentPart(AttributeDict):
     __slots__ = ()
 
     def __init__(self, data: str | None = None, format: str = "wav", *, input_audio: Mapping[str, Any] | None = None):
-        super().__init__(type="input_audio", input_audio=dict(input_audio or {"data": data, "format": format}))
+        super().__init__(type="input_audio", input_audio=AttributeDict(input_audio or {"data": data, "format": format}))
 
 
 # --- one model call ---------------------------------------------------------------------------------------------
@@ -565,6 +573,11 @@ class Choice:
 
     message: Message
     finish_reason: str
+
+    @property
+    def text(self) -> Any:
+        """The text of a completion that is no message."""
+        return self.message.content
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -165,14 +165,16 @@ def _configured(source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, .
     if isinstance(source, ClientConfig) and not source.endpoint_configs:
         return _over_http(source, keep_raw)
     if isinstance(source, ClientConfig):
-        members: Any = [_variant(source, variant) for variant in source.endpoint_configs]
+        members: Any = [endpoint_settings(source, variant) for variant in source.endpoint_configs]
     else:
         members = [source] if isinstance(source, EndpointConfig) else source
-        members = [_variant(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members]
+        members = [
+            endpoint_settings(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members
+        ]
     return RoundRobinClient([(as_client(member, keep_raw=keep_raw), model) for member, model in members])
 
 
-def _variant(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
+def endpoint_settings(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
     """Return (settings, model name) of one endpoint of a group, with the shared timeouts and limits."""
     if isinstance(endpoint, ClientConfig):
         return endpoint, None

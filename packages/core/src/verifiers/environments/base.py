@@ -798,3 +798,4 @@ async def _run_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any])
 
 
 compat.legacy_methods(Environment, compat.ENVIRONMENT_METHODS)
+compat.legacy_properties(Environment, compat.ENVIRONMENT_PROPERTIES)

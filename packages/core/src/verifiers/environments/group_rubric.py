@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
@@ -17,9 +18,11 @@ from verifiers.storage.identity import Free
 
 
 class EnvGroupRubric(Rubric):
-    """The rubric of an ``EnvGroup``, which creates it."""
+    """The rubric of an ``EnvGroup``, which creates it; or made of a mapping of names to environments."""
 
     def __init__(self, group: Annotated[Any, Free("the members have identities")]):
+        if isinstance(group, Mapping):  # an older form
+            group = compat.load(compat.MEMBERS_OF)(list(group.values()), env_names=list(group))
         self.group = group
         super().__init__()
 
@@ -29,6 +32,17 @@ class EnvGroupRubric(Rubric):
         return list({id(member.rubric): member.rubric for member in self.group.envs}.values())
 
     # --- declarations
+
+    @property
+    def env_map(self) -> dict[str, Any]:
+        """The members by name."""
+        members: dict[str, Any] = self.group.env_map
+        return members
+
+    @property
+    def all_reward_names(self) -> list[str]:
+        """The names of the members' functions, sorted, each once."""
+        return sorted({name for rubric in self.rubrics for name in rubric.get_reward_func_names()})
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
 
+from verifiers import compat
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
@@ -291,3 +292,6 @@ async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Messag
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+compat.legacy_properties(ToolEnv, compat.TOOL_PROPERTIES)

@@ -84,6 +84,13 @@ def format_messages(messages: Messages) -> str:
     return "\n\n".join(f"{field(message, 'role')}: {message_text(message)}" for message in messages)
 
 
+def is_valid_tool_content_parts(value: object) -> bool:
+    """Whether a tool's result is a list of text and image parts, which the tool message then has as its content."""
+    return isinstance(value, list) and all(
+        isinstance(part, dict) and part.get("type") in ("text", "image_url") for part in value
+    )
+
+
 def _message(item: object, place: str) -> Message:
     if isinstance(item, str) or not (isinstance(item, Mapping) or hasattr(item, "model_dump")):
         raise TypeError(f"{place} must be a message, not {type(item).__name__}")

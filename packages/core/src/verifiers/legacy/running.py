@@ -1,17 +1,21 @@
-"""Methods that older trainers call on environments: evaluation rows, and results from finished states."""
+"""Methods and attributes of environments that older trainers and tools use: rows, results, handlers, usage."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verifiers.data.examples import copy_row
 from verifiers.environments.base import Environment
+from verifiers.legacy.usage import extract_usage_tokens
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.rows import state_to_output
+from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
+from verifiers.runtime.sync_async import maybe_await
 
 
 def eval_inputs(env: Environment, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
@@ -46,3 +50,58 @@ def rollout_results(
         path_to_save=None if results_path is None else str(results_path),
     )
     return GenerateOutputs(outputs, metadata, list(all_states))
+
+
+async def run_rollouts(
+    env: Environment,
+    client: Any,
+    model: str,
+    prompts: Sequence[Any],
+    answers: Sequence[str],
+    tasks: Sequence[str],
+    infos: Sequence[Mapping[str, Any]],
+    sampling_args: Mapping[str, Any] | None = None,
+    max_concurrent: int = -1,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run one rollout of each row of the columns, unscored: (completion, state) in their order."""
+    limit = asyncio.Semaphore(max_concurrent if max_concurrent > 0 else max(1, len(prompts)))
+
+    async def run(prompt: Any, answer: str, task: str, info: Mapping[str, Any]) -> Any:
+        row = {"prompt": prompt, "answer": answer, "task": task, "info": dict(info)}
+        async with limit:
+            return await env.a_rollout(client=client, model=model, sampling_args=sampling_args, **row, **kwargs)
+
+    return await asyncio.gather(*map(run, prompts, answers, tasks, infos))
+
+
+def stop_conditions(env: Environment) -> list[Callable[..., Any]]:
+    """The bound ``@stop`` methods, highest priority first, then by name."""
+    return [method for _, method, _ in decorated(env, "stop")]
+
+
+def cleanup_handlers(env: Environment) -> list[Callable[..., Any]]:
+    """The bound ``@cleanup`` methods, likewise."""
+    return [method for _, method, _ in decorated(env, "cleanup")]
+
+
+def teardown_handlers(env: Environment) -> list[Callable[..., Any]]:
+    """The bound ``@teardown`` methods, likewise."""
+    return [method for _, method, _ in decorated(env, "teardown")]
+
+
+async def clean_up(env: Environment, state: State) -> None:
+    """Run the ``@cleanup`` methods of a rollout."""
+    for _, method, options in decorated(env, "cleanup"):
+        if options.stage != "group":
+            await maybe_await(method(state))
+
+
+async def tear_down(env: Environment) -> None:
+    """``env.aclose()``."""
+    await env.aclose()
+
+
+def increment_state_usage_from_response(env: Environment, state: State, response: object) -> None:
+    """Add the tokens of an extra response, of any kind, to the usage of the rollout."""
+    env.increment_state_usage(state, *extract_usage_tokens(response))

@@ -25,11 +25,16 @@ def extract_usage_tokens(response: object) -> tuple[int, int]:
 
 
 class StateUsageTracker:
-    """Sums of input and output tokens; ``usage`` is a live, read-only mapping of both."""
+    """Sums of input and output tokens; ``usage`` is a live, read-only mapping of both.
 
-    def __init__(self) -> None:
-        self._sums = {"input_tokens": 0.0, "output_tokens": 0.0}
-        self._is_seen = False
+    Made of the ``usage`` of a state, it counts there.
+    """
+
+    def __init__(self, counts: dict[str, Any] | None = None) -> None:
+        self._sums: dict[str, Any] = {} if counts is None else counts
+        self._is_seen = bool(counts)
+        for name in ("input_tokens", "output_tokens"):
+            self._sums.setdefault(name, 0.0)
         self.usage: Mapping[str, float] = MappingProxyType(self._sums)
 
     def increment(self, input_tokens: int = 0, output_tokens: int = 0, *, mark_seen: bool = True) -> None:

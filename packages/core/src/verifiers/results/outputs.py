@@ -101,11 +101,14 @@ class GenerateOutputs(Finished):
 
     def __init__(
         self,
-        outputs: Sequence[RolloutOutput],
+        outputs: Sequence[RolloutOutput] | None = None,
         metadata: GenerateMetadata | None = None,
         states: Sequence[State] | None = None,
+        **columns: Any,
     ):
-        self.outputs = list(outputs)
+        if outputs is None or columns:  # an older form: prompt=[…], completion=[…], …
+            outputs, metadata, states = compat.load(compat.RESULTS_OF_COLUMNS)(outputs, metadata, states, columns)
+        self.outputs: list[RolloutOutput] = list(outputs)
         self.metadata = GenerateMetadata.of(self.outputs) if metadata is None else metadata
         self._states = None if states is None else list(states)
         self._columns: dict[str, Any] = {}
@@ -300,6 +303,10 @@ class GenerateOutputs(Finished):
         """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
         save(self.outputs, self.metadata, path)
 
+    def known_states(self) -> list[State] | None:
+        """The states that were kept, or that the saved trajectories give; None without either."""
+        return self._all_states() if self.outputs and self._has_states() else None
+
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
 
@@ -373,7 +380,9 @@ def make_dataset(
     state_columns: Sequence[str] | None = None,
     **older: object,
 ) -> Any:
-    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS`` and ``state_columns``.
+    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and ``state_columns``.
+
+    ``state_columns`` are those of the run unless given; one that no rollout has is read from its state.
 
     Args:
         results: The results.
@@ -399,13 +408,17 @@ def make_dataset(
     push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
     if push_to_hub and not hub_name:
         raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
-    columns = [*DATASET_COLUMNS, *(name for name in state_columns or () if name not in DATASET_COLUMNS)]
+    metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])
+    asked = results.metadata["state_columns"] if state_columns is None else state_columns
+    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *asked) if name not in DATASET_COLUMNS)]
     averages = average_rewards(results.outputs, rollouts_per_example)
+    states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
     rows = []
-    for output, average in zip(results.outputs, averages, strict=True):
-        if missing := [name for name in columns if name not in output and name != "average_reward"]:
+    for output, average, state in zip(results.outputs, averages, states, strict=True):
+        values = dict.fromkeys(metrics) | output | {"average_reward": average}
+        if missing := [name for name in columns if name not in values and name not in state]:
             raise ConfigError(f"the results have no column {missing[0]!r}; run with state_columns={missing!r}")
-        rows.append({name: average if name == "average_reward" else output[name] for name in columns})
+        rows.append({name: values[name] if name in values else state[name] for name in columns})
     dataset = rows_to_dataset(rows)
     if push_to_hub:
         dataset.push_to_hub(hub_name)
@@ -484,7 +497,7 @@ class GenerateMetadata(AttributeDict):
         success_metric: str | None
         pass_threshold: float | None
         state_columns: list[str]
-        path_to_save: str | None
+        path_to_save: Path | None
         tools: list[Any] | None
         version_info: dict[str, str | None]
         fingerprint: str | None
@@ -528,6 +541,8 @@ class GenerateMetadata(AttributeDict):
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
         metadata = cls(FACTS | facts)
+        if metadata["path_to_save"] is not None:
+            metadata["path_to_save"] = Path(metadata["path_to_save"])
         metadata["time_ms"] = metadata["time"] * 1000
         counts = Counter(map(example_key, outputs))
         metadata["num_examples"] = len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]

@@ -1,5 +1,7 @@
 """Trajectories of saved rollouts: without provider objects in memory, each message and token id once on disk.
 
+In memory a step keeps its ``Response``, which the file does not have.
+
 On disk a step stores the index of the step that its prompt continues (``parent``, null for none) and the number of
 leading messages shared with it (``shared``); ``prompt`` holds the rest, and likewise for token ids. Reading returns
 ``TrajectoryStep``s with whole prompts. Linear in the turns, in bytes and in time.
@@ -8,16 +10,18 @@ leading messages shared with it (``shared``); ``prompt`` holds the rest, and lik
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verifiers.data.messages import normalize_messages
 from verifiers.rollouts.state import TrajectoryStep, TrajectoryStepTokens
+from verifiers.types import Response
 
 _LINKS = ("parent", "shared")
 
 
 def public_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
-    """Copies of the steps without their ``response``."""
+    """Copies of the steps; a ``response`` only where it is a ``Response``, without the provider's object."""
     return _relinked(_as_steps(trajectory))
 
 
@@ -75,13 +79,20 @@ def _read_tokens(tokens: Any, previous: TrajectoryStep | None) -> TrajectoryStep
 def _relinked(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
     copies: dict[int, TrajectoryStep] = {}
     for step in steps:
-        fields = dict(dict.items(step)) | {"response": None}
+        fields = dict(dict.items(step))
+        fields["response"] = _public_response(fields["response"])
         copy = TrajectoryStep(**fields)
         parent = copies.get(id(step._previous))
         if parent is None and step.shared:
             dict.__setitem__(copy, "prompt", step["prompt"])
         copies[id(step)] = copy if parent is None else _linked(copy, parent, step.shared)
     return [copies[id(step)] for step in steps]
+
+
+def _public_response(response: object) -> Response | None:
+    if not isinstance(response, Response):
+        return None
+    return response if response.raw is None else replace(response, raw=None)
 
 
 def _packed_step(step: TrajectoryStep, steps: Mapping[int, int], token_sets: Mapping[int, int]) -> dict[str, Any]:

@@ -217,6 +217,7 @@ def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> A
         if not callable(target):
             raise ConfigError(f"@{kind} marks a method, not {type(target).__name__}; options go by keyword")
         setattr(target, f"__vf_{kind}__", options)
+        setattr(target, f"{kind}_priority", options.priority)  # read by older tools
         return target
 
     return mark if function is None else mark(function)

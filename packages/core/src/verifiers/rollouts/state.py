@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from verifiers import compat
 from verifiers.errors import cause_of
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.sync_async import Finished
-from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, Turn, float_array
+from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, StopReason, Turn, float_array
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
 
@@ -185,6 +186,10 @@ class State(dict[str, Any], Finished):
                 return len(self["trajectory"])
             case "responses":
                 return [step["response"] for step in self["trajectory"]]
+            case "timed_out":
+                return self["stop_condition"] == StopReason.TIMEOUT
+            case "usage_tracker":
+                return compat.load(compat.USAGE_TRACKER)(self["usage"])
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -448,7 +453,7 @@ class TrajectoryStep(AttributeDict):
     ):
         shared = 0 if previous is None else _common_messages(previous.conversation(), prompt)
         _link(self, previous, shared, prompt[:])
-        if isinstance(tokens, TrajectoryStepTokens) and response is not None and response.tokens is not None:
+        if isinstance(tokens, TrajectoryStepTokens) and isinstance(response, Response) and response.tokens is not None:
             response = replace(response, tokens=None)
         super().__init__(
             prompt=prompt[shared:],

@@ -31,7 +31,7 @@ class ToolRubric(Rubric):
         super().__init__(**parameters)
         self.tools = list(tools or ())
         for name in (None, *map(tool_name, self.tools)):
-            self.add_metric(_of_completion(name))
+            self.add_metric(count_metric(name))
 
 
 def called_names(messages: Any) -> Iterator[str]:
@@ -52,7 +52,9 @@ def metric_name(tool: str | None) -> str:
     return "total_tool_calls" if tool is None else f"{tool}_calls"
 
 
-def _of_completion(tool: str | None) -> Callable[..., float]:
+def count_metric(tool: str | None) -> Callable[..., float]:
+    """The metric that counts the calls of a tool in a completion; None: of all tools."""
+
     def count(completion: Any) -> float:
         return count_calls(completion, tool)
 

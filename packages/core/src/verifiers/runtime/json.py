@@ -2,8 +2,8 @@
 
 ``encode_row`` never fails. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a model survives a round
 trip, and no reader takes a character for a line end); NaN and infinity become ``null``; objects with
-``tolist()`` (numpy, torch, ``array``) become numbers; a value that JSON cannot represent becomes the marker
-``{"__unserializable__": "<type>"}``.
+``tolist()`` (numpy, torch, ``array``) become numbers, paths become text; a value that JSON cannot represent becomes the
+marker ``{"__unserializable__": "<type>"}``.
 
 ``canonical_json`` is strict, because different values must have different hashes.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -80,6 +81,8 @@ def _plain(value: object) -> Any:
         return int.__int__(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, PurePath):
+        return value.as_posix()
     for name in ("tolist", "model_dump"):  # arrays and their scalars; pydantic objects
         convert = getattr(type(value), name, None)
         if callable(convert) and type(plain := convert(value)) is not type(value):

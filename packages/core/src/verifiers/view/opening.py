@@ -36,12 +36,11 @@ def open_view(runs: GenerateOutputs | str | Path, browser: bool = True) -> OpenV
     """
     temporary = None
     if isinstance(runs, GenerateOutputs):
-        saved = runs.metadata.path_to_save
-        if saved is None or not Path(saved).is_dir():
+        folder = runs.metadata.path_to_save
+        if folder is None or not folder.is_dir():
             temporary = tempfile.TemporaryDirectory(prefix="vf-view-")
-            saved = str(Path(temporary.name) / "results")
-            runs.save(saved)
-        folder = Path(saved)
+            folder = Path(temporary.name) / "results"
+            runs.save(folder)
     else:
         folder = Path(runs)
     view = OpenView(Server(Library(Catalog([folder]))), temporary)
