@@ -1311,3 +1311,801 @@ def chains_of_errors():
         [str(chain), KeyError in chain, ValueError in chain, chain == error_utils.ErrorChain(error)],
         hash(chain) == hash(error_utils.ErrorChain(error)),
     ]
+
+
+# --- 3.1: what trainers read of rows
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+SUM = '{"a": 1, "b": 2}'
+
+
+def adding(**parameters):
+    return vf.ToolEnv(tools=[add], dataset=data(), max_turns=5, **parameters)
+
+
+@row("3.1", CLIENTS)
+def steps_of_a_row_keep_what_the_model_answered():
+    shown = []
+    for step in column(play(adding(), call("add", SUM), "done", state_columns=["trajectory"]), "trajectory")[0]:
+        message, usage = step["response"].message, step["response"].usage
+        calls = [[tool.name, tool.arguments] for tool in message.tool_calls or []]
+        shown.append([message.finish_reason, message.content, calls, usage.prompt_tokens, usage.completion_tokens])
+    return shown
+
+
+@row("3.1", STATES)
+def the_path_of_a_saved_run_is_a_path():
+    with tempfile.TemporaryDirectory() as folder:
+        results = play(single(vf.Rubric(funcs=[half])), "x", results_path=Path(folder, "run"), save_results=True)
+        path = results["metadata"]["path_to_save"]
+    return [isinstance(path, Path), path.name]
+
+
+# --- 3.2: names of utility modules
+
+
+@row("3.2", (THIRD,))
+def rubrics_that_count_tool_calls():
+    from verifiers.envs.multiturn_env import MultiTurnMonitorRubric
+    from verifiers.envs.tool_env import ToolMonitorRubric
+
+    monitor = ToolMonitorRubric(tool_names=["a"])
+    shown = [monitor._get_reward_func_names()]
+    monitor.add_tool_metric("b")
+    shown.append(monitor._get_reward_func_names())
+    monitor.remove_tool_metric("a")
+    shown += [monitor._get_reward_func_names(), monitor.tool_names, monitor._get_reward_weights()]
+    return [*shown, MultiTurnMonitorRubric()._get_reward_func_names()]
+
+
+@row("3.2", CLIENTS)
+def the_counts_of_an_environment():
+    from verifiers.envs.tool_env import ToolMonitorRubric
+
+    env = adding()
+    return [
+        column(play(env, call("add", SUM), "done"), "metrics"),
+        isinstance(env.tool_monitor_rubric, ToolMonitorRubric),
+    ]
+
+
+@row("3.2", (THIRD,))
+def a_count_that_is_removed():
+    env = adding()
+    env.tool_monitor_rubric.remove_tool_metric("add")
+    return column(play(env, call("add", SUM), "done"), "metrics")
+
+
+@row("3.2", CLIENTS)
+def clients_of_a_configuration():
+    import os
+
+    from verifiers.types import ClientConfig
+    from verifiers.utils import client_utils
+
+    os.environ["PARITY_KEY"] = "k"
+    url = "http://127.0.0.1:1/v1"
+    config = ClientConfig(api_base_url=url, api_key_var="PARITY_KEY", timeout=7.0, max_retries=3)
+    other = {"api_base_url": "http://127.0.0.1:2/v1", "api_key_var": "OTHER"}
+    both = ClientConfig(api_key_var="PARITY_KEY", timeout=9.0, endpoint_configs=[{"api_base_url": url}, other])
+    made, http = client_utils.setup_openai_client(config), client_utils.setup_http_client(config)
+    return [
+        [type(made).__name__, str(made.base_url), made.api_key, made.max_retries, http.timeout.read],
+        [[one.api_base_url, one.api_key_var, one.timeout] for one in client_utils.resolve_client_configs(both)],
+        client_utils.resolve_client_config(config).api_base_url,
+        client_utils.resolve_client_config(both.model_copy(update={"client_idx": 1})).api_base_url,
+        isinstance(client_utils.load_prime_config(), dict),
+    ]
+
+
+@row("3.2", CLIENTS)
+def paths_of_results():
+    from verifiers.types import ClientConfig, EvalConfig
+    from verifiers.utils import path_utils
+
+    fresh, below = (path_utils.get_results_path("my-env", "a/b", base) for base in (Path("outputs"), Path("x")))
+    written = Path(path_utils.write_temp_file("hi", ".md"))
+    text = written.read_text()
+    written.unlink()
+    config = EvalConfig(
+        env_id="my-env",
+        env_args={},
+        env_dir_path="nowhere",
+        model="a/b",
+        client_config=ClientConfig(),
+        sampling_args={},
+        num_examples=1,
+        rollouts_per_example=1,
+        max_concurrent=1,
+    )
+    return [
+        [str(fresh.parent), len(fresh.name), str(below.parent), text, written.suffix],
+        str(path_utils.get_eval_runs_dir("my-env", "a/b", "nowhere")),
+        str(path_utils.get_eval_results_path(config).parent),
+        [config.verbose, config.save_results],
+    ]
+
+
+@row("3.2", CLIENTS)
+def functions_of_evaluations():
+    from verifiers.utils import eval_utils
+
+    inputs = [{"example_id": example, "prompt": []} for example in (0, 0, 1, 1)]
+    with eval_utils.quiet_datasets():
+        left = eval_utils.filter_inputs(inputs, [{"example_id": 0}], 2)
+    return [
+        [one["example_id"] for one in left],
+        [one["example_id"] for one in eval_utils.filter_inputs(inputs, [{"example_id": 0}] * 2, 2)],
+        [eval_utils.get_log_level(True), eval_utils.get_log_level(False)],
+        str(eval_utils.resolve_endpoints_file("nowhere.toml")),
+        eval_utils.to_col_order([{"a": 1, "b": 2}, {"a": 3, "b": 4}]),
+    ]
+
+
+@row("3.2", (THIRD,))
+def rollouts_of_one_environment_of_a_group():
+    from verifiers.utils.eval_utils import get_env_outputs
+
+    env = vf.EnvGroup(envs=[single(vf.Rubric(funcs=[half])) for _ in "ab"], env_names=["a", "b"])
+    return len(get_env_outputs(play(env, "x"), "a")["outputs"])
+
+
+@row("3.2", (THIRD,))
+def functions_of_logs():
+    from verifiers.utils import logging_utils
+
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "m %s", ("x",), None)
+    written = json.loads(logging_utils.JsonFormatter().format(record))
+    return [
+        [logging_utils.print_time(seconds) for seconds in (0.5, 5, 59.94, 65, 3600, 3661, 90000)],
+        [logging_utils.print_size(size) for size in (5, 2048, 3.5e6, 2e9, 1e13)],
+        [len(logging_utils.truncate("a" * 300)), logging_utils.truncate("abcdef", 5), logging_utils.truncate("abc")],
+        [sorted(written), written["level"], written["message"]],
+    ]
+
+
+@row("3.2", (THIRD,))
+def messages_are_logged_once():
+    from verifiers.utils.logging_utils import log_once, warning_once
+
+    seen = []
+
+    class Recorder(logging.Logger):
+        def log(self, level, msg, *args, **kwargs):
+            seen.append(msg)
+
+        def warning(self, msg, *args, **kwargs):
+            seen.append(msg)
+
+    recorder = Recorder("parity")
+    for _ in range(2):
+        log_once(recorder, logging.INFO, "a")
+        warning_once(recorder, "b")
+    return seen
+
+
+@row("3.2", CLIENTS)
+def objects_of_a_thread():
+    from verifiers.utils import thread_utils
+
+    made = []
+    values = [thread_utils.get_or_create_thread_attr("parity", lambda: made.append(1) or "v") for _ in range(2)]
+    slept = thread_utils.get_or_create_thread_loop().run_until_complete(asyncio.sleep(0, "slept"))
+    return [values, len(made), slept, thread_utils.get_thread_local_storage().parity]
+
+
+@row("3.2", (THIRD,))
+def pools_are_scaled():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from verifiers.utils import thread_utils
+
+    plain, doubled = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+    thread_utils.register_executor("plain", plain)
+    thread_utils.register_executor("doubled", doubled, lambda concurrency: 2 * concurrency)
+    thread_utils.scale_executors(5)
+    for name in ("plain", "doubled"):
+        thread_utils.unregister_executor(name)
+    return [plain._max_workers, doubled._max_workers]
+
+
+@row("3.2", CLIENTS)
+def parts_of_content():
+    from verifiers import types
+
+    text, image = types.TextContentPart(text="x"), types.ImageUrlContentPart(image_url=types.ImageUrlSource(url="u"))
+    audio = types.InputAudioContentPart(input_audio=types.InputAudioSource(data="d", format="wav"))
+    return [
+        [text.type, text.text, image.type, image.image_url.url, audio.type, audio.input_audio.format],
+        [text.model_dump(), types.GenericContentPart(type="z").type],
+    ]
+
+
+# --- 3.5: results as columns
+
+
+def read_column(results, name):
+    """A column of results that is one in every generation, also after construction from columns."""
+    return results[name] if isinstance(results, dict) else getattr(results, name)
+
+
+@row("3.5", (FIRST, SECOND))
+def results_are_constructed_from_columns():
+    from verifiers.types import GenerateOutputs
+
+    columns = {"prompt": [said("p")], "completion": [said("c")], "answer": ["a"], "state": [{}], "info": [{}]}
+    results = GenerateOutputs(**columns, task=["t"], reward=[0.5], metrics={"m": [1.0]})
+    names = ("reward", "answer", "task", "metrics")
+    return [read_column(results, name) for name in names] + [text_of(read_column(results, "completion")[0][-1])]
+
+
+@row("3.5", (FIRST,))
+def a_data_set_of_results():
+    def tenth(completion):
+        return 0.1
+
+    env = single(vf.Rubric(funcs=[half, tenth], weights=[1, 0]))
+    made = env.make_dataset(play(env, "x", rollouts_per_example=2), state_columns=["turn"])
+    return {name: made[name][:] for name in ("reward", "average_reward", "half", "tenth", "turn", "answer", "task")}
+
+
+@row("3.5", (SECOND,))
+def a_flat_data_set_of_results():
+    from verifiers.utils.eval_utils import make_dataset
+
+    made = make_dataset(play(single(vf.Rubric(funcs=[half])), "x", rollouts_per_example=2, state_columns=["model"]))
+    return {name: made[name][:] for name in ("example_id", "reward", "half", "num_turns", "model", "answer", "task")}
+
+
+# --- 3.6: helpers of the first trainers
+
+
+class Characters:
+    """A tokenizer with one token a character."""
+
+    def apply_chat_template(self, conversation, tokenize=True, add_generation_prompt=False, **_):
+        text = "".join(f"<{message['role']}>{message['content']};" for message in conversation)
+        return self.encode(text + "<assistant>" * add_generation_prompt)
+
+    def encode(self, text, **_):
+        return [ord(character) for character in text]
+
+
+def sampled_chat(text, logprobs):
+    from openai.types.chat import ChatCompletion
+
+    shared = {"top_logprobs": [], "bytes": None}
+    content = [
+        {"token": f"token_id:{ord(character)}", "logprob": logprob, **shared}
+        for character, logprob in zip(text, logprobs, strict=True)
+    ]
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": content}}
+    return ChatCompletion.model_validate(
+        {"id": "1", "created": 0, "model": "m", "object": "chat.completion", "choices": [choice]}
+    )
+
+
+def sampled_text(text, logprobs):
+    from openai.types import Completion
+
+    tokens = [f"token_id:{ord(character)}" for character in text]
+    logprobs = {"tokens": tokens, "token_logprobs": logprobs}
+    choice = {"index": 0, "finish_reason": "stop", "text": text, "logprobs": logprobs}
+    return Completion.model_validate(
+        {"id": "1", "created": 0, "model": "m", "object": "text_completion", "choices": [choice]}
+    )
+
+
+@row("3.6", (FIRST,))
+def prompts_are_formatted():
+    shots = [{"role": "user", "content": "f"}, {"role": "assistant", "content": "g"}]
+    return [single().format_prompt(*words) for words in (("q",), ("q", "s"), ("q", "s", shots))]
+
+
+@row("3.6", (FIRST,))
+def a_data_set_is_formatted():
+    made = single().format_dataset(datasets.Dataset.from_list([{"x": "q", "y": "a"}]), "s", None, "x", "y")
+    return [made["prompt"][:], made["answer"][:]]
+
+
+@row("3.6", (FIRST,))
+def tokens_of_completions():
+    env, chat, text = single(), sampled_chat("ab", [-0.5, -0.25]), sampled_text("ab", [-0.5, -0.25])
+    return [
+        [env.parse_chat_completion_logprobs(chat), env.parse_chat_completion_tokens(chat)],
+        [env.parse_completion_logprobs(text), env.parse_completion_tokens(text)],
+    ]
+
+
+@row("3.6", (FIRST,))
+def a_conversation_is_tokenised():
+    state = {"responses": [sampled_chat("ab", [-0.5, -0.25]), sampled_chat("c", [-1.0])]}
+    completion = [*said("ab"), {"role": "user", "content": "u"}, *said("c")]
+    prompt = [{"role": "user", "content": "q"}]
+    return [
+        [list(part) for part in single().process_chat_format_vllm(prompt, completion, state, Characters(), masked)]
+        for masked in (False, True)
+    ]
+
+
+@row("3.6", (FIRST,))
+def a_text_is_tokenised():
+    state = {"responses": [sampled_text("ab", [-0.5, -0.25])], "responses_start_idx": [0]}
+    return [list(part) for part in single().process_completion_format_vllm("q", "ab", state, Characters())]
+
+
+@row("3.6", (FIRST,))
+def rollouts_of_columns():
+    prompts = [[{"role": "user", "content": "q"}]] * 2
+    done = asyncio.run(single().run_rollouts(client("x"), "m", prompts, ["a", "b"], ["t", "t"], [{}, {}]))
+    return [[text_of(completion[-1]), state["answer"]] for completion, state in done]
+
+
+@row("3.6", (FIRST,))
+def rows_are_generated():
+    inputs = {"prompt": [[{"role": "user", "content": "q"}]], "answer": ["a"]}
+    done = asyncio.run(single(vf.Rubric(funcs=[half])).a_generate(inputs, client("x"), "m"))
+    return [done.reward, [text_of(completion[-1]) for completion in done.completion], done.metrics["half"]]
+
+
+# --- 3.7
+
+
+@row(
+    "3.7",
+    (FIRST, SECOND),
+    differs="a sampling argument keeps the name that the caller gave it",
+    value={"max_tokens": 7},
+)
+def the_name_of_the_longest_completion():
+    made = Chat("x")
+    run(single().evaluate(made, "m", sampling_args={"max_tokens": 7, "temperature": None}))
+    return {name: made.asked[0][name] for name in ("max_tokens", "max_completion_tokens") if name in made.asked[0]}
+
+
+# --- 4.4: saved rollouts
+
+
+def builder(**facts):
+    from verifiers.utils.save_utils import GenerateOutputsBuilder
+
+    defaults = {
+        "env_id": "e",
+        "env_args": {"n": 1},
+        "model": "m",
+        "client": SimpleNamespace(base_url="http://127.0.0.1:1/v1"),
+        "num_examples": 2,
+        "rollouts_per_example": 2,
+        "state_columns": [],
+        "sampling_args": {},
+        "results_path": Path("out"),
+    }
+    return GenerateOutputsBuilder(**defaults | facts)
+
+
+def saved(example, reward, **more):
+    finished = {"error": None, "is_completed": True, "is_truncated": False, "stop_condition": None, "timing": {}}
+    texts = {"prompt": said("p"), "completion": said("c"), "answer": "", "info": {}, "task": "t"}
+    usage = {"token_usage": {"input_tokens": 4, "output_tokens": 2}}
+    return {"example_id": example, "reward": reward, "metrics": {"a": reward}, **texts, **finished, **usage, **more}
+
+
+def finished_state(**more):
+    from verifiers.types import RolloutTiming
+
+    state = vf.State(input={"prompt": said("p"), "example_id": 3, "answer": "a", "task": "t"})
+    state.update(completion=said("c"), reward=0.5, metrics={"a": 1.0}, error=None, is_completed=True)
+    state.update(is_truncated=False, stop_condition="x", trajectory=[], timing=RolloutTiming(), **more)
+    return state
+
+
+@row("4.4", CLIENTS)
+def results_are_built():
+    made = builder()
+    made.add_outputs([saved(1, 1.0), saved(0, 0.0), saved(1, 0.0), saved(0, 1.0)])
+    names = (
+        "env_id env_args model base_url num_examples rollouts_per_example avg_reward avg_metrics avg_error pass_at_k "
+        "pass_all_k pass_threshold usage state_columns tools"
+    )
+    metadata = made.build_metadata()
+    return [
+        [output["example_id"] for output in made.build_outputs()],
+        [output["example_id"] for output in made.build(sort_by_example_id=True)["outputs"]],
+        {name: metadata[name] for name in names.split()},
+        [str(metadata["path_to_save"]), len(made.outputs), made.base_url, sorted(made.version_info)],
+    ]
+
+
+@row("4.4", CLIENTS)
+def the_urls_of_built_results():
+    from verifiers.types import ClientConfig
+
+    urls = [{"api_base_url": f"http://127.0.0.1:{port}/v1"} for port in (1, 2)]
+    return [builder(client=ClientConfig(**fields)).base_url for fields in ({"endpoint_configs": urls}, urls[0])]
+
+
+@row("4.4", CLIENTS)
+def the_tools_of_built_results():
+    from verifiers.types import Tool
+
+    first, second = (Tool(name=name, description="d", parameters={"type": "object"}) for name in "ab")
+    shown = []
+    for sets in ([[first], [first]], [[first], [second]], [[first], None], [None, None]):
+        made = builder()
+        made.add_outputs([saved(example, 1.0, tool_defs=tools) for example, tools in enumerate(sets)])
+        shown.append([tool.name for tool in made.build_metadata()["tools"] or []])
+    return shown
+
+
+@row("4.4", CLIENTS)
+def a_state_becomes_a_row():
+    from verifiers.errors import ModelError
+    from verifiers.utils.save_utils import state_to_output
+
+    error = ModelError("boom")
+    error.__cause__ = KeyError("k")
+    output = state_to_output(finished_state(error=error, mine={"b": 1}), ["mine"])
+    names = ("reward", "metrics", "a", "mine", "error_chain", "long_error_chain")
+    return [output[name] for name in names] + [
+        [output["error"][name] for name in ("error", "error_chain_repr", "error_chain_str")]
+    ]
+
+
+@row("4.4", (THIRD,))
+def the_usage_of_a_row():
+    from verifiers.utils.save_utils import state_to_output
+
+    first, second = {"input_tokens": 1, "output_tokens": 2}, {"prefill_tokens": 5, "decode_tokens": 6}
+    states = [{}, {"token_usage": first}, {"usage": first}, {"usage": second}]
+    return [state_to_output(finished_state(**more)).get("token_usage") for more in states]
+
+
+@row("4.4", CLIENTS)
+def a_column_that_is_no_json():
+    from verifiers.utils.save_utils import state_to_output
+
+    return state_to_output(finished_state(mine=object()), ["mine"]) and "made"
+
+
+@row("4.4", CLIENTS)
+def torn_lines():
+    from verifiers.utils.save_utils import load_outputs, save_new_outputs, save_outputs
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, file = Path(name), Path(name, "results.jsonl")
+        save_outputs([saved(0, 1.0), saved(1, 0.0)], folder)
+        file.write_text(file.read_text() + '{"example_id": 2, "rew')
+        shown = [len(load_outputs(folder))]
+        save_new_outputs([saved(3, 0.5)], folder)
+        shown.append([output["example_id"] for output in load_outputs(folder)])
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([lines[0], '{"torn', lines[1]]) + "\n")
+        try:
+            shown.append(len(load_outputs(folder)))
+        except Exception:  # noqa: BLE001 - of another class in each release
+            shown.append("refused")
+    return shown
+
+
+@row("4.4", CLIENTS)
+def values_for_json():
+    import datetime
+
+    from verifiers.utils.save_utils import is_json_serializable, make_serializable
+
+    values = [vf_message("user", "x"), datetime.datetime(2026, 1, 2, 3, 4), datetime.date(2026, 1, 2)]
+    values += [Path("a/b"), ValueError("x"), {1, 2}, complex(1, 2)]
+    plain = [{"a": [1]}, object(), {1: 2}, None, "x", (1, 2), {1, 2}]
+    return [[make_serializable(value) for value in values], [is_json_serializable(value) for value in plain]]
+
+
+@row("4.4", CLIENTS)
+def the_metadata_of_a_run_that_goes_on():
+    from verifiers.utils.save_utils import save_metadata, validate_resume_metadata
+
+    facts = {"env_id": "e", "model": "m", "num_examples": 2, "rollouts_per_example": 2}
+    others = ({}, {"num_examples": 5}, {"num_examples": 1}, {"model": "n", "env_id": "f"}, {"rollouts_per_example": 3})
+    shown = []
+    with tempfile.TemporaryDirectory() as name:
+        save_metadata(builder().build_metadata(), Path(name))
+        for other in others:
+            try:
+                validate_resume_metadata(Path(name), **facts | other)
+                shown.append([])
+            except ValueError as error:
+                shown.append([fact for fact in facts if fact in str(error)])
+        for text in ("[]", "{torn"):
+            Path(name, "metadata.json").write_text(text)
+            try:
+                validate_resume_metadata(Path(name), **facts)
+                shown.append("fits")
+            except ValueError:
+                shown.append("refused")
+    return shown
+
+
+@row("4.4", (THIRD,))
+def names_of_published_results():
+    from verifiers.utils.save_utils import get_hf_hub_dataset_name, sanitize_metadata
+
+    made = builder()
+    made.add_outputs([saved(0, 1.0)])
+    results = made.build()
+    clean = sanitize_metadata(results["metadata"])
+    return [get_hf_hub_dataset_name(results), sorted(set(results["metadata"]) - set(clean))]
+
+
+# --- 4.5: ids and installed packages
+
+
+@row("4.5", CLIENTS)
+def ids_of_environments():
+    from verifiers.utils import install_utils
+
+    shown = []
+    for text in ("owner/name@1.0", "owner/name", "owner/name@latest", "name", "a/b/c", "", "owner/", "/name"):
+        try:
+            shown.append(list(install_utils.parse_env_id(text)))
+        except ValueError:
+            shown.append("refused")
+    return [
+        shown,
+        [install_utils.normalize_package_name(name) for name in ("My-Env", "my_env")],
+        [install_utils.is_hub_env(text) for text in ("o/n", "o/n@1", "n", "./n", "/n")],
+        [install_utils.check_hub_env_installed(text) for text in ("./local", "local", "owner/parity-nowhere")],
+    ]
+
+
+@row("4.5", CLIENTS)
+def packages_that_are_installed():
+    from importlib.metadata import version
+
+    from verifiers.utils.install_utils import is_installed
+
+    return [is_installed("datasets", number) for number in (None, "latest", version("datasets"), "0.0.1")] + [
+        is_installed("parity-nowhere")
+    ]
+
+
+# --- 4.8: tools
+
+
+PARTS = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+
+
+@row("4.8", CLIENTS)
+def lists_that_are_content():
+    from verifiers.utils.tool_utils import is_valid_tool_content_parts
+
+    values = [PARTS, [], "x", [{"type": "nothing"}], [{"text": "x"}], ["x"], PARTS[0], [{"type": "text"}], tuple(PARTS)]
+    return [is_valid_tool_content_parts(value) for value in values]
+
+
+@row("4.8", CLIENTS)
+def a_tool_that_returns_parts():
+    def look() -> list:
+        """Look."""
+        return PARTS
+
+    message = column(play(vf.ToolEnv(tools=[look], dataset=data(), max_turns=5), call("look"), "done"), "completion")
+    return [part if isinstance(part, dict) else part.model_dump() for part in message[0][1]["content"]]
+
+
+def forecast(city: str, days: int = 3, unit: str | None = None) -> str:
+    """Say the weather.
+
+    Args:
+        city: Where.
+        days: How many days.
+    """
+    return city
+
+
+@row(
+    "4.8",
+    CLIENTS,
+    differs="a parameter with a default is not required, and the schema has no titles",
+    value={
+        "type": "object",
+        "properties": {
+            "city": {"description": "Where.", "type": "string"},
+            "days": {"default": 3, "description": "How many days.", "type": "integer"},
+            "unit": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        },
+        "additionalProperties": False,
+        "required": ["city"],
+    },
+)
+def the_schema_of_a_tool():
+    from verifiers.utils.tool_utils import convert_func_to_tool_def
+
+    return convert_func_to_tool_def(forecast).model_dump()["parameters"]
+
+
+# --- 4.9: responses
+
+
+@row("4.9", CLIENTS)
+def the_message_of_a_response():
+    from verifiers.utils.response_utils import parse_response_message
+
+    response = run(Scripted(call("add", SUM)).get_response([vf_message("user", "q")], "m", {}))
+    (message,) = asyncio.run(parse_response_message(response))
+    calls = [[tool.id, tool.name, tool.arguments] for tool in message.tool_calls]
+    return [type(message).__name__, message.role, message.content, calls]
+
+
+@row("4.9", (SECOND,))
+def the_messages_of_an_openai_response():
+    from verifiers.utils import response_utils
+
+    made = Chat("hi")
+    chat = asyncio.run(made.create(messages=[], model="m"))
+    text = asyncio.run(made.create_text(prompt="", model="m"))
+    (message,) = asyncio.run(response_utils.parse_response_messages(chat, "chat"))
+    return [
+        [message["role"], message["content"]],
+        asyncio.run(response_utils.parse_response_messages(text, "completion")),
+        asyncio.run(response_utils.parse_is_truncated(chat, "chat")),
+        asyncio.run(response_utils.parse_response_tokens(chat, "chat")),
+    ]
+
+
+# --- 5
+
+
+def names_of(functions):
+    return [function.__name__ for function in functions]
+
+
+@row("5", (SECOND, EARLY_THIRD))
+def handlers_of_an_environment():
+    seen = []
+
+    class Own(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **kwargs):
+            return []
+
+        @vf.stop(priority=5)
+        async def first_stop(self, state):
+            return False
+
+        @vf.stop
+        async def another_stop(self, state):
+            return False
+
+        @vf.cleanup(priority=2)
+        async def second_by_name(self, state):
+            seen.append("second_by_name")
+
+        @vf.cleanup
+        async def first_by_name(self, state):
+            seen.append("first_by_name")
+
+        @vf.teardown
+        async def close_all(self):
+            seen.append("close_all")
+
+    env = Own(dataset=data())
+    asyncio.run(env._cleanup(finished_state()))
+    asyncio.run(env._teardown())
+    stops = names_of(env._stop_conditions)
+    return [
+        [stops[0], *(name for name in stops if name.endswith("_stop"))],
+        [names_of(env._cleanup_handlers), names_of(env._teardown_handlers)],
+        [Own.first_stop.stop_priority, Own.second_by_name.cleanup_priority, Own.close_all.teardown_priority],
+        seen,
+    ]
+
+
+@row(
+    "5",
+    STATES,
+    differs="the count of turns is a metric of the environment, not of the rubric",
+    value=[["a", "b"], ["half", "whole"], ["half", "whole"], True],
+)
+def the_rubric_of_a_group():
+    from verifiers.envs.env_group import EnvGroupRubric
+
+    def whole(completion):
+        return 1.0
+
+    members = {"a": single(vf.Rubric(funcs=[half])), "b": single(vf.Rubric(funcs=[whole]))}
+    env = vf.EnvGroup(envs=list(members.values()), env_names=list(members))
+    rubric = EnvGroupRubric(members)
+    return [
+        sorted(rubric.env_map),
+        rubric.all_reward_names,
+        env.rubric.all_reward_names,
+        env.env_map["a"] is members["a"],
+    ]
+
+
+@row("5", STATES)
+def a_single_turn_has_no_response_of_the_environment():
+    return asyncio.run(single().env_response([], {})) and "returned"
+
+
+@row("5", differs="a run says that env_response is missing, where a second turn would call it", value="made")
+def an_environment_without_env_response():
+    class Own(vf.MultiTurnEnv):
+        pass
+
+    return Own(dataset=data()) and "made"
+
+
+@row("5", (FIRST, SECOND), differs="no server takes tools with a text", value={"raises": "ConfigError"})
+def tools_in_completion_mode():
+    rows = datasets.Dataset.from_list([{"prompt": "q", "answer": "a"}])
+    return vf.ToolEnv(tools=[add], dataset=rows, message_type="completion") and "made"
+
+
+@row("5", (FIRST, SECOND))
+def completion_mode_is_text():
+    rows = datasets.Dataset.from_list([{"prompt": "q", "answer": "a"}])
+    results = play(single(vf.Rubric(funcs=[half]), dataset=rows, message_type="completion"), "hello")
+    state = read_column(results, "state")[0]
+    responses = state.get("responses") or [step["response"] for step in state["trajectory"]]
+    return [column(results, "prompt"), column(results, "completion"), responses[0].choices[0].text]
+
+
+@row("5", CLIENTS)
+def modalities_are_kept():
+    made = Scripted("x")
+    run(single().evaluate(made, "m", sampling_args={"modalities": ["text"]}))
+    return made.asked[0]["sampling_args"]["modalities"]
+
+
+@row("5", CLIENTS)
+def models_are_dumped_and_copied():
+    from verifiers.types import Tool, ToolCall, UserMessage
+
+    tool, tool_call = Tool(name="a", description="d", parameters={}), ToolCall(id="1", name="n", arguments="{}")
+    message = UserMessage(content="x")
+    return [
+        [tool.model_dump(exclude_none=True), tool.model_copy(update={"name": "b"}).name],
+        [tool_call.model_dump(), tool_call.model_copy(update={"id": "2"}).id],
+        [message.model_dump(), message.model_copy(update={"content": "y"}).content],
+    ]
+
+
+@row("5", (THIRD,))
+def a_rollout_that_timed_out():
+    class Slow(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **kwargs):
+            await asyncio.sleep(5)
+            return []
+
+    results = play(Slow(dataset=data(), max_turns=4, timeout_seconds=0.05), "x", state_columns=["timed_out"])
+    return [column(results, "stop_condition"), column(results, "timed_out")]
+
+
+@row("5", (THIRD,))
+def the_usage_of_a_state():
+    env = single()
+    one = {"prompt": said("p"), "example_id": 0, "answer": ""}
+    state = asyncio.run(env.init_state(one, client("x"), "m"))
+    env.increment_state_usage(state, 3, 4)
+    usage = SimpleNamespace(prompt_tokens=1, completion_tokens=2)
+    env.increment_state_usage_from_response(state, SimpleNamespace(usage=usage))
+    state["usage_tracker"].increment(1, 1)
+    return [dict(env.get_state_usage(state)), dict(state["usage"]), type(state["usage_tracker"]).__name__]
+
+
+@row("5", (THIRD,))
+def handlers_that_a_rubric_is_given():
+    seen = []
+    rubric = vf.Rubric(funcs=[half])
+
+    async def clean(state):
+        seen.append("clean")
+
+    rubric.add_cleanup_handler(clean)
+    play(single(rubric), "x")
+    return seen
