@@ -7,10 +7,21 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import add_one, row, single_turn, sums
-from verifiers.testing import ScriptedClient
+from verifiers.testing import FakeServer, ScriptedClient
+from verifiers.types import CustomBaseModel, EvalConfig, EvalRunConfig, GenerateOutputs, TimeSpans
+from verifiers.utils.client_utils import load_prime_config, setup_anthropic_client, setup_client
 from verifiers.utils.data_utils import format_dataset
 from verifiers.utils.error_utils import ErrorChain, get_vf_error_chain
-from verifiers.utils.eval_utils import load_toml_config, print_results
+from verifiers.utils.eval_utils import (
+    load_toml_config,
+    print_results,
+    print_timing,
+    run_evaluation,
+    run_evaluations,
+    sanitize_metadata,
+    save_rollout_results,
+    save_to_disk,
+)
 from verifiers.utils.install_utils import (
     check_hub_env_installed,
     install_from_hub,
@@ -225,3 +236,96 @@ def test_messages_are_printed_and_saved():
     }
     broken = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
     assert serialize_message_for_output(broken)["content"] == [{"type": "text", "text": "[audio]"}]
+
+
+# --- evaluations, clients
+
+
+ENVIRONMENT = """
+import verifiers as vf
+
+def load_environment(n=2):
+    rows = [{"question": f"{i} + 1", "answer": str(i + 1)} for i in range(n)]
+    def exact(completion, answer): return float(completion[-1].content == answer)
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([exact]))
+"""
+
+
+def evaluation(url, folder, **fields):
+    (folder / "older_sums.py").write_text(ENVIRONMENT)
+    return EvalConfig(
+        env_id="older-sums",
+        env_args={"n": 3},
+        env_dir_path=str(folder),
+        model="m",
+        client_config=vf.ClientConfig(api_base_url=url),
+        sampling_args={"max_tokens": 4},
+        num_examples=2,
+        rollouts_per_example=2,
+        max_concurrent=2,
+        **fields,
+    )
+
+
+async def test_an_evaluation_of_a_configuration_is_run_and_saved(tmp_path, capsys):
+    with FakeServer(add_one) as server:
+        config = evaluation(server.url, tmp_path, save_results=True, output_dir=str(tmp_path / "outputs"))
+        done = await run_evaluation(config)
+        assert done["rewards"] == [1.0] * 4
+        assert server.requests[0]["max_completion_tokens"] == 4
+        folder = done.metadata["path_to_save"]
+        assert folder.parent == tmp_path / "outputs" / "evals" / "older-sums--m"
+        assert len(load_outputs(folder)) == 4
+        await run_evaluations(EvalRunConfig(evals=[config.model_copy(update={"save_results": False})]))
+    assert "1.000" in capsys.readouterr().out
+    print_timing(done)
+    assert capsys.readouterr().out.startswith("Timing:\ngeneration: min - ")
+    with pytest.raises(vf.ConfigError, match="heartbeat_url"):
+        await run_evaluations(EvalRunConfig(evals=[], heartbeat_url="http://127.0.0.1:1"))
+
+
+def test_results_are_written_where_their_metadata_says(tmp_path):
+    done = results(2)
+    with pytest.raises(vf.ConfigError, match="path_to_save"):
+        save_rollout_results(done)
+    done.metadata["path_to_save"] = tmp_path / "run"
+    save_rollout_results(done)
+    assert vf.load_results(tmp_path / "run")["rewards"] == done["rewards"]
+    save_to_disk(vf.make_dataset(done), sanitize_metadata(done.metadata), tmp_path / "plain")
+    assert len(load_outputs(tmp_path / "plain")) == 2
+
+
+def test_clients_of_the_first_generations(monkeypatch, tmp_path):
+    monkeypatch.setenv("A_KEY", "k")
+    by_fields = setup_client(api_base_url="http://127.0.0.1:1/v1", api_key_var="A_KEY", timeout=7.0)
+    by_config = setup_client(vf.ClientConfig(api_base_url="http://127.0.0.1:1/v1", api_key_var="A_KEY"))
+    assert (by_fields.api_key, str(by_fields.base_url)) == (by_config.api_key, str(by_config.base_url))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_prime_config() == {}
+    (tmp_path / ".prime").mkdir()
+    (tmp_path / ".prime" / "config.json").write_text('{"team_id": "t"}')
+    assert load_prime_config() == {"team_id": "t"}
+
+
+def test_an_anthropic_client():
+    pytest.importorskip("anthropic")
+    made = setup_anthropic_client(vf.ClientConfig(client_type="anthropic_messages", max_retries=3))
+    assert (made.max_retries, str(made.base_url)) == (3, "https://api.anthropic.com")
+
+
+def test_results_of_columns_say_what_is_wrong():
+    with pytest.raises(vf.ConfigError, match="different lengths: prompt 1, reward 2"):
+        GenerateOutputs(prompt=["a"], reward=[0.0, 1.0])
+    with pytest.raises(vf.ConfigError, match="not both; leave 'reward' out"):
+        GenerateOutputs(results(1).outputs, reward=[0.0])
+    assert len(GenerateOutputs()) == 0
+
+
+def test_fields_of_a_model_read_by_key():
+    class Point(CustomBaseModel):
+        x: int
+
+    point = Point(x=1)
+    point["x"] = 2
+    assert (point["x"], point.get("y", 3), "x" in point, "y" in point) == (2, 3, True, False)
+    assert TimeSpans(spans=[{"start": 1.0, "end": 3.0}, {"start": 0.0, "end": 1.0}]).duration == 3.0

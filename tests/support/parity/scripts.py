@@ -1841,6 +1841,26 @@ def names_of_published_results():
     return [get_hf_hub_dataset_name(results), sorted(set(results["metadata"]) - set(clean))]
 
 
+# --- 4.7: results as text
+
+
+@row("4.7", (THIRD,))
+def results_are_printed():
+    import contextlib
+    import io
+
+    from verifiers.utils import eval_utils
+
+    made = builder()
+    made.add_outputs([saved(0, 1.0), saved(0, 0.0), saved(1, 1.0), saved(1, 1.0, is_truncated=True)])
+    results, printed = made.build(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        eval_utils.print_rewards(results)
+        eval_utils.print_info(results)
+        eval_utils.print_usage(results)
+    return printed.getvalue().splitlines()
+
+
 # --- 4.5: ids and installed packages
 
 

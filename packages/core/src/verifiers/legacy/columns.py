@@ -30,8 +30,8 @@ def results_of_columns(
     if states is not None:
         lengths["state"] = len(states)
     if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ConfigError(f"the columns of GenerateOutputs have different lengths: {shown}")
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ConfigError(f"the columns of GenerateOutputs have different lengths: {sizes}")
     rows = []
     for index in range(max(lengths.values(), default=0)):
         row = RolloutOutput(dict.fromkeys(FIELDS) | {"example_id": index, "info": {}})
@@ -42,5 +42,5 @@ def results_of_columns(
     facts = metadata or {}
     described = GenerateMetadata.of(rows, **{name: value for name, value in facts.items() if name in FACTS})
     described.update(facts)
-    whole = None if states is None else [s if isinstance(s, State) else State(s or {}) for s in states]
-    return rows, described, whole
+    complete = None if states is None else [s if isinstance(s, State) else State(s or {}) for s in states]
+    return rows, described, complete

@@ -207,8 +207,8 @@ def print_rewards(results: GenerateOutputs) -> None:
     _print_values("reward", results["rewards"], results.outputs)
     for name in ("pass_at_k", "pass_all_k"):
         if rates := facts[name]:
-            shown = ", ".join(f"{k}={rate:.3f}" for k, rate in rates.items())
-            _say(f"{'pass@k' if name == 'pass_at_k' else 'pass^k'}: {shown}")
+            by_k = ", ".join(f"{k}={rate:.3f}" for k, rate in rates.items())
+            _say(f"{'pass@k' if name == 'pass_at_k' else 'pass^k'}: {by_k}")
     for name, values in results["metrics"].items():
         _print_values(name, values, results.outputs)
 
@@ -229,8 +229,8 @@ def print_timing(results: GenerateOutputs) -> None:
     for name in ("generation_ms", "scoring_ms", "total_ms"):
         times = [output["timing"][name] / 1000 for output in results.outputs if name in (output["timing"] or {})]
         if times:
-            shown = f"min - {min(times):.2f}s, mean - {mean(times):.2f}s, max - {max(times):.2f}s"
-            _say(f"{name.removesuffix('_ms')}: {shown}")
+            spread = f"min - {min(times):.2f}s, mean - {mean(times):.2f}s, max - {max(times):.2f}s"
+            _say(f"{name.removesuffix('_ms')}: {spread}")
 
 
 def print_usage(results: GenerateOutputs) -> None:

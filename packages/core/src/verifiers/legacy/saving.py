@@ -120,9 +120,9 @@ def save_new_outputs(new_outputs: Sequence[Mapping[str, Any]], results_path: str
     """Append rollouts to ``results.jsonl`` in the folder ``results_path``, in place of a torn last line."""
     file = Path(results_path, RESULTS_NAME)
     if file.is_file() and not (written := file.read_bytes()).endswith(b"\n"):
-        whole, _, last = written.rpartition(b"\n")
-        ended = b"\n" if whole else b""
-        atomic_write(file, whole + ended + (last + b"\n" if _is_row(last) else b""))
+        start = written.rfind(b"\n") + 1
+        last = written[start:]
+        atomic_write(file, written[:start] + (last + b"\n" if _is_row(last) else b""))
     save_outputs(new_outputs, results_path, mode="a")
 
 

@@ -409,8 +409,8 @@ def make_dataset(
     if push_to_hub and not hub_name:
         raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
     metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])
-    asked = results.metadata["state_columns"] if state_columns is None else state_columns
-    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *asked) if name not in DATASET_COLUMNS)]
+    further = results.metadata["state_columns"] if state_columns is None else state_columns
+    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS)]
     averages = average_rewards(results.outputs, rollouts_per_example)
     states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
     rows = []
