@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,7 @@ def test_a_row_comes_back_from_disk_as_it_was():
 def test_a_state_column_that_is_no_data_becomes_a_marker_and_the_row_stays():
     output = state_to_output(state_of(game=object(), odd={1: {NAN}}), ["game", "odd", "absent"])
     assert output["game"] == {"__unserializable__": "object"}
+    assert decode_row(encode_row({"path": Path("a", "b")})) == {"path": "a/b"}
     assert output["absent"] is None
     pickle.loads(pickle.dumps(output))
     json.dumps(output, allow_nan=True)
@@ -110,7 +112,8 @@ def test_the_trajectory_column_is_whole_in_memory_and_on_reading():
     output = state_to_output(state_of(trajectory=conversation(4)), ["trajectory"])
     saved = through_disk(output)["trajectory"]
     assert [step["response"] for step in saved] == [None] * 4
-    assert [step["response"].message for step in output["trajectory"]] == [s["completion"][0] for s in saved]
+    for row in (output, pickle.loads(pickle.dumps(output))):
+        assert [step["response"].message for step in row["trajectory"]] == [step["completion"][0] for step in saved]
     for steps in (output["trajectory"], saved):
         for given, step in zip(conversation(4), steps, strict=True):
             assert step["prompt"] == given["prompt"]
