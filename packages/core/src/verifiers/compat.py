@@ -347,6 +347,10 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+OLDER_FORM = "Older form; see"
+"""How the docstring of a method of ``legacy_methods`` begins; the reference leaves these out."""
+
+
 def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
     """Add the methods of older versions in ``table`` to ``cls``.
 
@@ -360,7 +364,7 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
             return function(*args, **kwargs)
 
         call.__name__ = old
-        call.__doc__ = f"Older form; see ``{new}``."
+        call.__doc__ = f"{OLDER_FORM} ``{new}``."
         setattr(cls, old, call)
 
 
