@@ -229,3 +229,53 @@ def training(folder: Path, num_steps: int, first: int = 1) -> Path:
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
     return folder
+
+
+PROSE = r"""# Plan
+
+The **area** is $\frac{1}{2} a h$, so *both* `sides` count; it costs $5 and $10.
+
+1. First, $$\sum_{i=1}^{n} i = \frac{n(n+1)}{2}$$
+2. then \(x \in \mathbb{R}\)
+   - a nested **point**
+
+| side | value |
+|:-----|------:|
+| a    |  1.5  |
+
+> A quote, with <b>HTML</b> and [a link](https://evil.example/x) and ![a picture](https://evil.example/y.png)
+
+```python
+def area(a, h):
+    return a * h / 2  # <script>window.owned = 5</script>
+```
+
+The board:
+# . #
+. O .
+# . #
+\[ \begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix} \unknowncommand \]
+Done: $\boxed{42}$"""
+
+
+def prose_run(folder: Path) -> Path:
+    """An evaluation of two turns whose replies hold Markdown, formulas and a grid."""
+
+    class Twice(vf.MultiTurnEnv):
+        def env_response(self, messages: Any, state: Any) -> list[dict[str, str]]:
+            state["trajectory"][-1]["reward"] = 0.25
+            return [{"role": "user", "content": "Go on."}]
+
+    env = Twice(dataset=[{"question": "How large is it?"}], rubric=vf.Rubric(funcs=[lambda: 1.0]), max_turns=2)
+    env.env_id = "areas"
+    path = folder / "evals" / "areas--writer" / "11bb22cc"
+    env.evaluate_sync(
+        ScriptedClient([PROSE, "Yes.", PROSE, "No."], tokens=True),
+        model="writer",
+        rollouts_per_example=2,
+        max_concurrent=1,
+        state_columns=["trajectory"],
+        results_path=path,
+        save_results=True,
+    )
+    return path

@@ -18,7 +18,7 @@ let turn = 0;
 function pageFor({ parts }) {
   const [kind] = parts;
   if (kind === "run" && parts.length === 2) return runPage;
-  if ((kind === "run" && parts.length === 3) || (kind === "training" && parts.length === 4)) return rolloutPage;
+  if ((kind === "run" && [3, 5].includes(parts.length)) || (kind === "training" && [4, 6].includes(parts.length))) return rolloutPage;
   if (kind === "training" && parts.length === 2) return trainingPage;
   if (kind === "compare" && parts.length === 3) return comparePage;
   if (kind === "compare" && parts.length === 4) return pairPage;

@@ -1,23 +1,25 @@
 // One rollout: its conversation, scores and siblings, and links to the previous and next rollout of the list.
 
 import { ask } from "./api.js";
+import { copyButton } from "./copy.js";
 import { h, replace, visible } from "./dom.js";
 import { count, isKnown } from "./format.js";
 import { address, keep, rewardChip, runName, setting, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rewardRange, viewOf } from "./rows_view.js";
-import { facts, transcript } from "./transcript.js";
+import { facts, outline, toggleRendered, transcript } from "./transcript.js";
 
 export async function rolloutPage(main, { parts, query }) {
   const isTraining = parts[0] === "training";
-  const [run, step, row] = isTraining ? [parts[1], Number(parts[2]), Number(parts[3])] : [parts[1], null, Number(parts[2])];
+  const [run, step, ...which] = isTraining ? [parts[1], Number(parts[2]), ...parts.slice(3)] : [parts[1], null, ...parts.slice(2)];
   const base = isTraining ? ["training", run, String(step)] : ["run", run];
   const listBase = isTraining ? ["training", run] : base;
   const view = viewOf(query);
   const place = (other) => address([...base, String(other)], queryOf(view));
   const rows = rowsOf(run, step);
+  const row = which[0] === "example" ? await rowOf(rows, which[1], Number(which[2])) : Number(which[0]);
   const [rollout, described] = await Promise.all([ask("rollout", { run, step, row }), ask("run", { run })]);
-  const side = h("aside", { "aria-label": "scores" }, facts(rollout));
+  const side = h("aside", { "aria-label": "scores" }, outline(rollout), facts(rollout));
   const bar = h("nav", { class: "pager", "aria-label": "rollouts" });
   replace(main, bar, h("div", { class: "rollout" }, transcript(rollout, { mark: view.q }), side));
   let order = [row];
@@ -37,6 +39,8 @@ export async function rolloutPage(main, { parts, query }) {
     if (other !== undefined) location.replace(place(other));
   }
 
+  const permalink = () => location.href.split("#")[0] + address([...base, "example", String(rollout.example_id), String(rows.siblingNumber(row))]);
+
   function drawBar() {
     const at = order.indexOf(row);
     const same = rows.total ? rows.siblings(row) : [];
@@ -44,6 +48,8 @@ export async function rolloutPage(main, { parts, query }) {
     replace(bar, link("← previous", order[at - 1], "k"), link("next →", order[at + 1], "j"),
       h("span", { class: "facts" }, at < 0 ? "not in the filtered list" : `${count(at + 1)} of ${count(order.length)}`),
       h("b", null, visible(`example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`)),
+      rows.total ? copyButton(permalink, { label: "copy link", title: "an address of this example and sibling, which also opens it in a later copy of the run" }) : null,
+      h("button", { type: "button", class: "quiet", title: "Markdown and formulas drawn, or the text as it was written (key v)", onclick: () => toggleRendered(main) }, "raw / drawn"),
       same.length > 1 ? h("span", { class: "siblings" }, "siblings ", same.map((other) => h("a", { href: place(other), "aria-current": other === row ? "true" : null, title: `reward of rollout ${other}` },
         rewardChip(rows.value("reward", other), rewardRange(rows))))) : null);
   }
@@ -70,11 +76,18 @@ export async function rolloutPage(main, { parts, query }) {
     keys: {
       j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), "]": () => toSibling(1), "[": () => toSibling(-1),
       f: () => toFailure(),
-      m: () => toggle("mono"), r: () => toggle("folded"),
+      m: () => toggle("mono"), v: () => toggleRendered(main), r: () => toggle("folded"),
       l: () => document.querySelectorAll(".probabilities").forEach((element) => (element.open = !element.open)),
       u: () => (location.hash = address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))),
     },
-    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["u", "back to the list"]],
+    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["v", "text as it was written, or drawn"], ["u", "back to the list"]],
     close: () => {},
   };
+}
+
+async function rowOf(rows, example, sibling) {
+  await rows.update();
+  const row = rows.find(example, sibling);
+  if (row === undefined) throw new Error(`no rollout ${sibling} of example ${example} is saved here`);
+  return row;
 }

@@ -201,6 +201,17 @@ export class Rows {
     return this.sort([...(this.byExample().get(key[row] ?? example[row]) || [])], "example");
   }
 
+  // Number of a row among its siblings, as saved or, where that is not, in the order of the file.
+  siblingNumber(row) {
+    const number = this.value("sibling", row);
+    return isKnown(number) ? number : this.siblings(row).indexOf(row);
+  }
+
+  // The row of an example's id, as text, and a sibling's number; undefined without one.
+  find(example, sibling) {
+    return [...this.byExample().values()].flatMap((rows) => (String(this.columns.example[rows[0]]) === example ? rows : [])).find((row) => this.siblingNumber(row) === sibling);
+  }
+
   numbers(name, chosen) {
     return chosen.map((row) => this.value(name, row)).filter(isKnown);
   }

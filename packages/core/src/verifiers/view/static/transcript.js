@@ -1,7 +1,11 @@
-// A rollout's conversation, turn by turn, and its scores. No text is parsed as markup.
+// A rollout's conversation, turn by turn, and its scores. No text is parsed as HTML; Markdown and formulas are drawn by
+// elements (`markdown`), or the text is shown as it was written.
 
-import { h, visible } from "./dom.js";
+import { copyButton } from "./copy.js";
+import { h, replace, visible } from "./dom.js";
 import { count, duration, isKnown, number, plural, short } from "./format.js";
+import { markdown, selected } from "./markdown.js";
+import { keep, setting } from "./page.js";
 
 const LONG = 20000; // characters shown before "show all"
 const THINK = /^\s*<think>([\s\S]*?)<\/think>\s*/;
@@ -19,7 +23,26 @@ export function transcript(rollout, { mark = "" } = {}) {
   if (!messages.length) blocks.push(h("p", { class: "none" }, "This rollout has no messages."));
   if (rollout.error) blocks.push(failure(rollout.error));
   else if (rollout.stop_condition) blocks.push(h("div", { class: "divider end" }, h("span", null, visible(`stopped: ${rollout.stop_condition}`))));
-  return h("div", { class: "transcript" }, blocks);
+  return h("div", { class: "transcript", oncopy: (event) => copyRaw(event) }, blocks);
+}
+
+// Markdown drawn, or every text as it was written; remembered.
+export function toggleRendered(within) {
+  const isRaw = !setting("raw", "");
+  keep("raw", isRaw ? "1" : "");
+  within.querySelectorAll(".prose").forEach((box) => drawings.get(box)?.(isRaw));
+}
+
+// What is copied out of drawn texts is what was written.
+function copyRaw(event) {
+  const selection = getSelection();
+  if (!selection.rangeCount || selection.isCollapsed) return;
+  const range = selection.getRangeAt(0);
+  const boxes = [...event.currentTarget.querySelectorAll(".prose")].filter((box) => range.intersectsNode(box));
+  const parts = boxes.map((box) => selected(box, range, raws.get(box)));
+  if (!boxes.length || parts.includes(null)) return; // not of drawn text alone: the browser copies what is seen
+  event.clipboardData.setData("text/plain", parts.join("\n\n"));
+  event.preventDefault();
 }
 
 function block(message, { turn, step, mark }) {
@@ -34,11 +57,14 @@ function block(message, { turn, step, mark }) {
     if (match) [thought, parts] = [match[1], [{ type: "text", text: parts[0].text.slice(match[0].length) }]];
   }
   const known = ["system", "user", "assistant", "tool", "text"].includes(message.role);
-  return h("article", { class: `message ${known ? message.role : "other"}${message.place === "prompt" ? " given" : ""}` },
+  const write = message.role === "tool" ? words : prose;
+  const written = message.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n");
+  return h("article", { class: `message ${known ? message.role : "other"}${message.place === "prompt" ? " given" : ""}`, "data-turn": turn || null, tabindex: turn ? "-1" : null },
     h("header", null, h("span", { class: "role" }, visible(message.name ? `${message.role} · ${message.name}` : message.role)),
-      facts.length ? h("span", { class: "facts" }, visible(facts.join(" · "))) : null),
-    thought ? h("details", { class: "thought", open: true }, h("summary", null, `reasoning, ${plural(thought.length, "character")}`), words(thought.trim(), mark)) : null,
-    parts.map((part) => shown(part, mark)),
+      facts.length ? h("span", { class: "facts" }, visible(facts.join(" · "))) : null,
+      written || thought ? copyButton(() => written || thought) : null),
+    thought ? h("details", { class: "thought", open: true }, h("summary", null, `reasoning, ${plural(thought.length, "character")}`), write(thought.trim(), mark)) : null,
+    parts.map((part) => shown(part, mark, write)),
     (message.calls || []).map((call) => toolCall(call, mark)),
     !parts.length && !thought && !message.calls ? h("p", { class: "none" }, "empty") : null,
     step && step.logprobs && step.logprobs.length ? probabilities(step) : null);
@@ -53,12 +79,13 @@ function stepFacts(step) {
   const known = (step.logprobs || []).filter(isKnown);
   if (known.length) facts.push(`mean log-prob ${number(known.reduce((a, b) => a + b, 0) / known.length, 2)}`);
   if (isKnown(step.policy_version) && step.policy_version >= 0) facts.push(`policy ${step.policy_version}`);
+  if (isKnown(step.reward)) facts.push(`reward ${number(step.reward)}`);
   if (step.truncated) facts.push("cut by the length limit");
   return facts;
 }
 
-function shown(part, mark) {
-  if (part.type === "text") return words(part.text, mark);
+function shown(part, mark, write) {
+  if (part.type === "text") return write(part.text, mark);
   if (part.type === "image") {
     return /^data:image\/(png|jpeg|gif|webp|avif|bmp);base64,/.test(part.url)
       ? h("img", { src: part.url, alt: "image of the message", loading: "lazy" }) : null;
@@ -67,14 +94,54 @@ function shown(part, mark) {
   return words(JSON.stringify(part.value, null, 2), mark);
 }
 
+// A text as it was written.
 export function words(text, mark = "") {
-  const box = h("div", { class: "text" }, visible(text.slice(0, LONG), mark));
+  return bounded(text, h("div", { class: "text" }), (part) => visible(part, mark));
+}
+
+const raws = new WeakMap(); // box of a drawn text -> the text
+const drawings = new WeakMap(); // the same box -> draw it, as written or rendered
+
+// A text whose Markdown and formulas are drawn; as written where a searched text would be hidden by them.
+function prose(text, mark) {
+  const box = h("div", { class: "text prose" });
+  raws.set(box, text);
+  drawings.set(box, (isRaw) => bounded(text, box, (part) => {
+    const nodes = isRaw ? null : markdown(part, mark);
+    const isDrawn = nodes && (!mark || !part.toLowerCase().includes(mark.toLowerCase()) || h("div", null, nodes).querySelector("mark"));
+    box.classList.toggle("drawn", Boolean(isDrawn));
+    return isDrawn ? nodes : visible(part, mark);
+  }));
+  drawings.get(box)(Boolean(setting("raw", "")));
+  return box;
+}
+
+function bounded(text, box, draw) {
+  replace(box, draw(text.slice(0, LONG)));
   if (text.length > LONG) {
-    const more = h("button", { type: "button", class: "more", onclick: () => box.replaceChildren(...visible(text, mark)) },
-      `show all ${count(text.length)} characters`);
+    const more = h("button", { type: "button", class: "more", onclick: () => replace(box, draw(text)) }, `show all ${count(text.length)} characters`);
     box.append(h("br"), more);
   }
   return box;
+}
+
+// The turns of a rollout with their rewards; a click goes to the turn.
+export function outline(rollout) {
+  const turns = rollout.messages.filter((message) => message.place === "completion" && message.role === "assistant");
+  if (turns.length < 2) return null;
+  const open = (turn) => {
+    const article = document.querySelector(`[data-turn="${turn}"]`);
+    article?.scrollIntoView({ block: "start" });
+    article?.focus({ preventScroll: true });
+  };
+  return h("nav", { class: "outline", "aria-label": "turns" }, h("h3", null, "Turns"), h("ol", null, turns.map((message, i) => {
+    const step = rollout.steps[message.step] || {};
+    const calls = (message.calls || []).map((call) => `${call.name}()`).join(", ");
+    const text = message.parts.filter((part) => part.type === "text").map((part) => part.text).join(" ").replace(THINK, "");
+    return h("li", null, h("button", { type: "button", onclick: () => open(i + 1) }, h("span", null, visible((calls || text.slice(0, 200).replace(/\s+/g, " ").trim() || "empty").slice(0, 60))),
+      isKnown(step.completion_tokens) ? h("small", null, count(step.completion_tokens)) : null,
+      isKnown(step.reward) ? h("b", { title: "reward of the turn" }, number(step.reward)) : null));
+  })));
 }
 
 function toolCall(call, mark) {
