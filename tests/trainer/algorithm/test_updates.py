@@ -1,6 +1,7 @@
 """A batch that is divided among several optimizer steps: what each is trained on, against updates made by hand."""
 
 import copy
+import json
 from collections import Counter
 
 import numpy as np
@@ -248,7 +249,9 @@ def test_a_step_has_the_numbers_of_its_own_rollouts_and_the_batch_is_counted_onc
     assert [row["time/wait_generation"] > 0 for row in log.steps] == [True] + [False] * 7
     assert {row["staleness/max"] for row in log.steps} == {0}
     for step in range(1, 9):
-        assert len((tmp_path / "completions" / f"step-{step}.jsonl").read_text().splitlines()) == 4
+        lines = (tmp_path / "completions" / f"step-{step}.jsonl").read_text().splitlines()
+        assert sum(json.loads(line)["trained"] for line in lines) == 4
+        assert len(lines) == log.steps[step - 1]["rollouts/generated"]
 
 
 def test_the_lag_counts_batches_of_several_updates(tmp_path):

@@ -57,14 +57,15 @@ def test_a_resumed_run_reads_as_one(tmp_path):
 def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
     run(small_trainer(tmp_path, max_steps=1, log_completions=True))
     rows = [json.loads(line) for line in (tmp_path / "completions" / "step-1.jsonl").read_text().splitlines()]
-    assert len(rows) == 8
+    assert sum(row["trained"] for row in rows) == 8
+    assert {row.get("excluded") for row in rows if not row["trained"]} <= {"no_signal"}
     for row in rows:
         assert row["prompt"][-1]["role"] == "user"
         assert row["completion"][0]["role"] == "assistant"
         assert row["metrics"]["digits"] == row["reward"]
         assert row["completion_tokens"] in range(1, 5)
         assert {"example_id", "advantage", "stop_condition", "error", "policy_version"} <= row.keys()
-    assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-9)
+    assert sum(row["advantage"] for row in rows if row["trained"]) == pytest.approx(0, abs=1e-9)
 
 
 def test_completions_of_hostile_text_are_plain_ascii(tmp_path):
@@ -178,7 +179,8 @@ def test_a_tracker_of_tables_gets_the_completions_of_every_logged_step(tmp_path,
     assert sorted(tables) == [2, 4]
     for step, rewards in tables.items():
         lines = (tmp_path / "completions" / f"step-{step}.jsonl").read_text().splitlines()
-        assert rewards == [json.loads(line)["reward"] for line in lines]
+        saved = [json.loads(line) for line in lines]
+        assert rewards == [row["reward"] for row in saved if row["trained"]]
 
 
 def test_the_end_waits_for_a_tracker_that_is_slow_to_finish(monkeypatch, caplog):

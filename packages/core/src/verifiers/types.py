@@ -604,6 +604,9 @@ class Response(_Fields):
     """The provider's response object; only with the run option ``keep_raw_responses``."""
     tokens_missing: str = ""
     """Why there are no tokens: ``3 log-probabilities for 5 tokens``."""
+    token_logprobs: Mapping[str, Any] | None = None
+    """``{"texts": […], "logprobs": […]}``, one of each per sampled token, where an evaluation asked for them and the
+    server names tokens by their texts."""
 
     def __post_init__(self) -> None:
         message = self.message

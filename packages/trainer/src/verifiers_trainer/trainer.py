@@ -327,6 +327,7 @@ class RLTrainer(HFLoop):
             self.args.loss_parameters().get("ratio_cap", self.args.ratio_cap),
         )
         total = torch.zeros((), device=self.args.device)
+        self.recorder.row_logprobs = []
         for row in rows:
             with self.gradients_exchanged(model, row is rows[-1]):
                 loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
@@ -335,6 +336,8 @@ class RLTrainer(HFLoop):
                     raise self._non_finite("loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row])
                 self.accelerator.backward(loss)
             total += loss.detach()
+            if self.recorder.keeps_tokens:
+                self.recorder.row_logprobs.append(out.logprobs.detach())
         if self.ranks.world > 1:
             meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
         self._check_sampler(meter)

@@ -122,6 +122,7 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
         usage=_usage(completion.usage),
         tokens=tokens if isinstance(tokens, ResponseTokens) else None,
         tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
+        token_logprobs=None if request.require_tokens else _by_text(choice.logprobs),
         version=int(np.min(version)),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
@@ -171,6 +172,19 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
 def _count(details: object, name: str) -> int:
     value = details.get(name) if isinstance(details, dict) else None
     return value if isinstance(value, int) else 0
+
+
+def _by_text(logprobs: Logprobs | None) -> dict[str, Any] | None:
+    """The sampled tokens by their texts; None where the server gave none, or names them by their ids."""
+    if logprobs is None:
+        return None
+    if logprobs.content is not None:
+        texts, values = [entry.token for entry in logprobs.content], [entry.logprob for entry in logprobs.content]
+    else:
+        texts, values = logprobs.tokens or [], logprobs.token_logprobs or []
+    are_texts = all(isinstance(text, str) and not text.startswith("token_id:") for text in texts)
+    are_numbers = all(isinstance(value, int | float) for value in values)
+    return {"texts": texts, "logprobs": values} if are_texts and are_numbers and 0 < len(texts) == len(values) else None
 
 
 def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:

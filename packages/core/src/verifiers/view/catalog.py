@@ -24,7 +24,7 @@ MAX_DEPTH = 10
 FRESH_S = 1.0
 """Seconds for which the list of runs is cached."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
-_STEP = re.compile(r"step-(\d+)\.jsonl")
+_STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,22 @@ class Source:
     kind: str
 
     def file(self, step: int | None = None) -> Path:
-        """The file of its saved rollouts; of a training run, those that ``step`` trained on."""
+        """The file of its saved rollouts; of a training run those of ``step``, of -step those dropped before it."""
         if self.kind == EVALUATION:
             return self.folder / RESULTS_NAME
-        return self.folder / COMPLETIONS_NAME / f"step-{step}.jsonl"
+        name = f"dropped-{-step}" if step is not None and step < 0 else f"step-{step}"
+        return self.folder / COMPLETIONS_NAME / f"{name}.jsonl"
 
     def steps(self) -> list[int]:
-        """The steps of a training run that have saved rollouts."""
+        """The steps of a training run that have saved rollouts, in order; -n before n has those dropped before n."""
         try:
             names = os.listdir(self.folder / COMPLETIONS_NAME)
         except OSError:
             return []
-        return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+        found = [
+            -int(match[2]) if match[1] == "dropped" else int(match[2]) for match in map(_STEP.fullmatch, names) if match
+        ]
+        return sorted(found, key=lambda step: (abs(step), step))
 
 
 class Catalog:

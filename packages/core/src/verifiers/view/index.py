@@ -29,7 +29,18 @@ from verifiers.results.rows import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
 
-NUMBERS = ("reward", "advantage", "turns", "input_tokens", "output_tokens", "chars", "total_ms", "sibling", "attempts")
+NUMBERS = (
+    "reward",
+    "advantage",
+    "turns",
+    "input_tokens",
+    "output_tokens",
+    "chars",
+    "total_ms",
+    "sibling",
+    "attempts",
+    "trained",
+)
 """Numeric columns; an unknown value is NaN."""
 NAMES = ("error", "stop_condition", "task")
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
@@ -61,6 +72,7 @@ class _Head(msgspec.Struct):
     completion_tokens: int | None = None
     sibling: int | None = None
     attempts: int | None = None
+    trained: bool | None = None
     rollout_key: str | None = None
     example_hash: str | None = None
 
@@ -297,6 +309,7 @@ def _facts(head: _Head) -> dict[str, Any]:
         "total_ms": _number(timing.get("total_ms")),
         "sibling": _number(head.sibling),
         "attempts": _number(head.attempts),
+        "trained": math.nan if head.trained is None else int(head.trained),
         "error": None if head.error is None else ErrorInfo.of(head.error).get("error") or "error",
         "stop_condition": head.stop_condition,
         "task": sys.intern(head.task) if type(head.task) is str else None,
@@ -336,6 +349,7 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         token_usage=row.get("token_usage") if isinstance(row.get("token_usage"), dict) else None,
         completion_tokens=row.get("completion_tokens"),
         sibling=row.get("sibling"),
+        trained=row.get("trained"),
         rollout_key=row.get("rollout_key"),
         example_hash=row.get("example_hash"),
     )

@@ -25,17 +25,22 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None) -> dict[str, Any]:
     """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes single tokens."""
     steps = [_step(step, pieces) for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
+    steps += [_trained_turn(turn) for turn in row.get("turn_tokens") or [] if isinstance(turn, Mapping)]
     _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     _assign(messages, steps)
     metrics = {name: value for name, value in row["metrics"].items()}
     agent = _agent(row)
     shown_apart = {"agent", "files"} if agent else set()
-    columns = {*FIELDS, *DISK_FIELDS, *metrics, *shown_apart, "trajectory", "crc32", "write_part"}
+    shown_apart |= {"group", "trained", "excluded"}
+    columns = {*FIELDS, *DISK_FIELDS, *metrics, *shown_apart, "trajectory", "turn_tokens", "crc32", "write_part"}
     content = {
         "example_id": row["example_id"],
         "sibling": row.get("sibling"),
         "attempts": row.get("attempts"),
+        "group": row.get("group"),
+        "trained": row.get("trained"),
+        "excluded": row.get("excluded"),
         "task": row["task"],
         "answer": row["answer"],
         "info": row["info"],
@@ -178,7 +183,29 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
         }
         if pieces is not None and ids:
             numbers["pieces"] = pieces(ids)
+    sampled = field(step.get("extras") or {}, "logprobs")
+    if isinstance(sampled, Mapping) and "pieces" not in numbers:
+        texts, logprobs = sampled.get("texts") or (), sampled.get("logprobs") or ()
+        numbers |= {"pieces": list(texts), "logprobs": list(logprobs), "completion_tokens": len(texts)}
     return numbers
+
+
+def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one turn of a trained rollout (``turn_tokens``); a single one where all tokens share it."""
+    ids, texts = turn.get("completion_ids") or (), turn.get("texts") or ()
+    names = ("policy_logprobs", "old_logprobs", "mask", "advantage", "weight", "reward")
+    return {
+        "truncated": False,
+        "text": "".join(map(str, texts)),
+        "timing": None,
+        "prompt_tokens": turn.get("prompt_tokens"),
+        "completion_tokens": len(ids),
+        "ids": list(ids),
+        "pieces": list(texts),
+        "logprobs": list(turn.get("completion_logprobs") or ()),
+        "policy_version": turn.get("version"),
+        **{name: turn[name] for name in names if name in turn},
+    }
 
 
 def _step_text(completion: Any) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verifiers.data.token_texts import TokenTexts
 from verifiers.errors import ConfigError
-
-_MAX_TOKENS_OF_CHARACTER = 4
 
 
 def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
@@ -23,24 +22,7 @@ def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
     else:
         tokenizer = _load(name)
 
-    def pieces(ids: Sequence[int]) -> list[str]:
-        return _whole_characters(tokenizer, ids)
-
-    return pieces
-
-
-def _whole_characters(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; the last of several tokens that form one character gets the character."""
-    texts: list[str] = []
-    first = 0
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(list(ids[first:end]))
-        if "\ufffd" in text and end - first < _MAX_TOKENS_OF_CHARACTER and end < len(ids):
-            texts.append("")
-        else:
-            texts.append(text)
-            first = end
-    return texts
+    return TokenTexts(tokenizer)
 
 
 def _load(name: str) -> Any:

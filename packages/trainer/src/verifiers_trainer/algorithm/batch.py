@@ -195,6 +195,15 @@ class TrainBatch:
     updates: tuple[TrainBatch, ...] = ()
     """The parts that one optimizer step each is taken on, in their order; empty where the batch is one step."""
 
+    discarded: tuple[Group, ...] = ()
+    """Groups without a learning signal, which count in the statistics alone."""
+    samples_G: tuple[tuple[RolloutSamples, ...], ...] = ()
+    """The samples of each rollout of each group, or why it has none; on rank 0 alone."""
+    weights: tuple[np.ndarray, ...] = ()
+    """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
+    first_G: tuple[int, ...] = ()
+    """Number of each group's first rollout: above 0 where several updates divide a group; on rank 0 alone."""
+
     @property
     def steps(self) -> tuple[TrainBatch, ...]:
         """What one pass over the batch trains on, an entry for each optimizer step."""
@@ -227,11 +236,13 @@ class _Credited:
     credit: list[Any]
     """The advantage of each rollout: one number, or an array [turns]."""
     samples: list[RolloutSamples]
+    first: int = 0
+    """Number of the first of them in the whole group."""
 
     def part(self, start: int, end: int) -> _Credited:
         """The rollouts from ``start`` to before ``end``."""
         group = replace(self.group, rollouts=self.group.rollouts[start:end])
-        return _Credited(group, self.credit[start:end], self.samples[start:end])
+        return _Credited(group, self.credit[start:end], self.samples[start:end], self.first + start)
 
 
 def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credited]]:
@@ -292,7 +303,17 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
     advantages_G = [
         np.array([np.mean(one) if np.size(one) else np.nan for one in rollouts.credit]) for rollouts in credited
     ]
-    return TrainBatch(rows_R, tuple(groups), tuple(advantages_G), stats, weights.num_tokens)
+    return TrainBatch(
+        rows_R,
+        tuple(groups),
+        tuple(advantages_G),
+        stats,
+        weights.num_tokens,
+        discarded=tuple(discarded),
+        samples_G=tuple(tuple(one.samples) for one in credited),
+        weights=tuple(weights.weights),
+        first_G=tuple(one.first for one in credited),
+    )
 
 
 def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:

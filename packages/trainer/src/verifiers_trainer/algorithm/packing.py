@@ -15,6 +15,7 @@ alone (``policy.logprobs`` builds that mask); prompts carry no loss, so no loss 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -77,6 +78,21 @@ class PackedRow:
                 tensor = torch.from_numpy(array)
                 tensors[field.name] = tensor.to(device, torch.int64 if array.dtype == np.int32 else None)
         return tensors
+
+
+def sample_spans(row: PackedRow) -> list[tuple[int, int, int]]:
+    """(sample, start, end) of each sample of a row, as `pack` numbers them; without the prompt that several share.
+
+    The tokens from ``start`` to before ``end`` are the last of the sample.
+    """
+    if row.is_filler:
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(row.seq_ids)) + 1).tolist(), row.num_tokens]
+    prompts = (
+        set() if row.prompt_seq_ids is None else set(row.prompt_seq_ids[row.prompt_seq_ids != row.seq_ids].tolist())
+    )
+    spans = [(start, end) for start, end in itertools.pairwise(bounds) if int(row.seq_ids[start]) not in prompts]
+    return [(int(sample), *span) for sample, span in zip(row.sample_indices, spans, strict=True)]
 
 
 def forward_arguments(row: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -140,6 +140,19 @@ def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_l
     return bool(bounds) and max(turn.num_tokens for turn in turns) > min(bounds)
 
 
+def turn_places(turns: Sequence[Turn]) -> list[tuple[int, int, int]]:
+    """Where each turn's completion stands in the samples of ``merge_turns``: (sample, start, end).
+
+    A turn of a sample that is left out, for it has no completion token, is at (-1, 0, 0).
+    """
+    places = [(-1, 0, 0)] * len(turns)
+    chains = [chain for chain in _chains(turns) if any(len(turns[i].completion_ids) for i in chain)]
+    for sample, chain in enumerate(chains):
+        for i in chain:
+            places[i] = sample, len(turns[i].prompt_ids), turns[i].num_tokens
+    return places
+
+
 def _chains(turns: Sequence[Turn]) -> list[list[int]]:
     """Indices of the turns of each sample."""
     chains: list[list[int]] = []

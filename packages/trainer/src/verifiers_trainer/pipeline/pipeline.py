@@ -169,9 +169,11 @@ class Pipeline:
                 self._signal.note_batch([*groups, *counted])
             elif groups or counted:
                 numbers = self._signal.note_nothing([*groups, *counted])
-            if self._record_dropped is not None and (dropped := counted if is_step else [*groups, *counted]):
-                self._record_dropped(self.version + 1, dropped, {} if is_step else numbers)
+            if not is_step:
+                self._drop([*groups, *counted], numbers)
             if self._signal.is_solved():
+                if is_step:
+                    self._drop([*groups, *counted], {})
                 return None
             if is_step:
                 self.state.delivered += 1
@@ -182,6 +184,11 @@ class Pipeline:
             self._admit()
             if is_step:
                 return batch
+
+    def _drop(self, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
+        """Record groups that no step will count."""
+        if self._record_dropped is not None and groups:
+            self._record_dropped(self.version + 1, groups, numbers)
 
     async def advance(self, version: int, served: int) -> None:
         """Set the trained policy version and the ``served`` one; start the groups that this allows."""

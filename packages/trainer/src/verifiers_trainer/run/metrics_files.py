@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from verifiers.results import print_prompt_completions_sample
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
+from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
 METRICS = "metrics.jsonl"
@@ -80,41 +80,69 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def write_completions(folder: Path, step: int, batch: TrainBatch, first_only: bool = False) -> None:
+def write_completions(
+    folder: Path,
+    step: int,
+    batch: TrainBatch,
+    first_only: bool = False,
+    tokens: Mapping[tuple[int, int], Sequence[Mapping[str, Any]]] = MappingProxyType({}),
+) -> None:
     """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy version.
 
-    ``first_only`` writes the first rollout of each group alone.
+    Groups without a signal come last; no rollout of theirs is ``trained``. ``first_only`` writes the first rollout of
+    each group alone. ``tokens``: the turns of ``token_records``.
     """
-    _write_rollouts(folder, f"step-{step}", zip(batch.groups, batch.advantages_G, strict=True), first_only)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, (group, advantages) in enumerate(zip(batch.groups, batch.advantages_G, strict=True)):
+            first = batch.first_G[number] if batch.first_G else 0
+            for place in range(1 if first_only else len(group.rollouts)):
+                row = _row(group, group.rollouts[place], first + place)
+                row["advantage"] = _plain(float(advantages[place]))
+                if batch.samples_G:
+                    reason = batch.samples_G[number][place].excluded
+                    row |= {"trained": True} if reason is None else {"trained": False, "excluded": reason}
+                if (turns := tokens.get((number, place))) is not None:
+                    row["turn_tokens"] = turns
+                yield row
+        yield from _untrained(batch.discarded, first_only)
+
+    _write_rollouts(folder, f"step-{step}", rows())
 
 
 def append_dropped(folder: Path, step: int, groups: Sequence[Group], first_only: bool = False) -> None:
-    """Append the rollouts of groups that ``step`` is not trained on to ``dropped-<step>.jsonl``, without advantages."""
-    unknown = (np.full(len(group.rollouts), math.nan) for group in groups)
-    _write_rollouts(folder, f"dropped-{step}", zip(groups, unknown, strict=True), first_only, mode="ab")
+    """Append the rollouts of groups that no step counts to ``dropped-<step>.jsonl``, without advantages."""
+    _write_rollouts(folder, f"dropped-{step}", _untrained(groups, first_only), mode="ab")
 
 
-def _write_rollouts(
-    folder: Path, name: str, groups: Iterable[tuple[Group, np.ndarray]], first_only: bool, mode: str = "wb"
-) -> None:
+def _untrained(groups: Sequence[Group], first_only: bool) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        for place, rollout in enumerate(group.rollouts[:1] if first_only else group.rollouts):
+            yield _row(group, rollout, place) | {"trained": False, "excluded": "no_signal"}
+
+
+def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
+    return {
+        "example_id": group.example_id,
+        "group": group.index,
+        "sibling": sibling,
+        **rollout.text,
+        "reward": _plain(rollout.reward),
+        "metrics": {name: _plain(float(value)) for name, value in rollout.metrics.items()},
+        "advantage": None,
+        "stop_condition": rollout.stop,
+        "error": rollout.error,
+        "completion_tokens": rollout.num_sampled,
+        "policy_version": rollout.oldest_version,
+    }
+
+
+def _write_rollouts(folder: Path, name: str, rows: Iterable[Mapping[str, Any]], mode: str = "wb") -> None:
     path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open(mode) as file:
-        for group, advantages in groups:
-            siblings = list(zip(group.rollouts, advantages, strict=True))
-            for record, advantage in siblings[:1] if first_only else siblings:
-                row = {
-                    "example_id": group.example_id,
-                    **record.text,
-                    "reward": _plain(record.reward),
-                    "metrics": {name: _plain(float(value)) for name, value in record.metrics.items()},
-                    "advantage": _plain(float(advantage)),
-                    "stop_condition": record.stop,
-                    "error": record.error,
-                    "completion_tokens": record.num_sampled,
-                    "policy_version": record.oldest_version,
-                }
-                file.write(encode_row(row) + b"\n")
+        for row in rows:
+            file.write(encode_row(row) + b"\n")
 
 
 def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool = False) -> None:

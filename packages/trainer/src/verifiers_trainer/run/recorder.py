@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from verifiers.checks.audit.certificate import non_solution_reward
+from verifiers.data.token_texts import TokenTexts
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
+from verifiers_trainer.run.token_records import token_records
 from verifiers_trainer.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ class StepRecorder:
         """Metrics of the newest step, without those of its batch."""
         self.warns = True
         """Whether abnormal metrics are logged and marked (``alarm/*``)."""
+        self.row_logprobs: list[torch.Tensor] = []
+        """log π [T] of each row of this process in the newest step, where ``keeps_tokens``."""
+        self._texts = TokenTexts(run.tokenizer)
         self._between_steps: dict[str, float] = {}
         """Seconds of evaluations and checkpoints since the last step, written with the next."""
         self._began = 0.0
@@ -59,6 +64,12 @@ class StepRecorder:
     def last_step(self) -> dict[str, Any]:
         """The metrics of the newest step, as in ``metrics.jsonl``."""
         return {**(self.batch.stats if self.batch else {}), **self.numbers}
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether the numbers of single tokens are written."""
+        settings = self.run.settings
+        return bool(settings.log_completions and settings.log_tokens and self.run.ranks.is_main)
 
     def begin(self) -> None:
         """Start the clock of the first step."""
@@ -84,15 +95,20 @@ class StepRecorder:
             self._warn(step)
         self.file.write(step, step, self.last_step)
         if settings.log_completions:
-            write_completions(self.run.folder, step, batch, settings.log_unique_prompts)
+            write_completions(self.run.folder, step, batch, settings.log_unique_prompts, self._token_records(batch))
             if step % settings.logging_steps == 0:
                 first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
                 self.trackers.log_completions(step, first if settings.log_unique_prompts else batch.groups)
             if settings.num_completions_to_print and step % settings.logging_steps == 0:
                 print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
 
+    def _token_records(self, batch: TrainBatch) -> dict[tuple[int, int], list[dict[str, Any]]]:
+        if not self.keeps_tokens:
+            return {}
+        return token_records(batch, self.run.ranks.rank, self.row_logprobs, self.run.settings.log_tokens, self._texts)
+
     def record_dropped(self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
-        """Keep finished groups that ``step`` is not trained on, and the ``numbers`` of a batch without any signal."""
+        """Keep groups that no step counts, and the ``numbers`` of a batch without any signal before ``step``."""
         settings = self.run.settings
         if numbers:
             self.file.write(step - 1, step - 1, numbers)

@@ -558,6 +558,8 @@ class RLFields(TrainingArguments):
     """Write every step's rollouts to ``completions/step-<n>.jsonl``."""
     num_completions_to_print: Annotated[int, Between(0, 10**6), LOGGING] = 0
     """Rollouts to print every ``logging_steps``, with ``log_completions``."""
+    log_tokens: Annotated[int, Between(0, 10**9), LOGGING] = 4096
+    """Sampled tokens of a step whose numbers are in its rollouts' file: log-probabilities, advantage, weight, mask."""
     log_unique_prompts: Annotated[bool, LOGGING] = False
     """Log only the first rollout of each group."""
     keep_every: Annotated[int | None, Between(1, 10**9), SAVING] = None

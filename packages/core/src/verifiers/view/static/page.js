@@ -122,3 +122,6 @@ export function problem(error) {
 export const runName = (run) => [run.env, run.model].filter(Boolean).join(" · ") || run.id;
 
 export const pageOf = (run, query) => address([run.kind === "training" ? "training" : "run", run.id], query);
+
+// Of a training's file of rollouts: those of step 3, or (-3) those that were dropped before it.
+export const stepName = (step) => (step < 0 ? `dropped before step ${-step}` : `step ${step}`);

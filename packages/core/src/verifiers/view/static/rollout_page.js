@@ -4,10 +4,10 @@ import { ask } from "./api.js";
 import { copyButton } from "./copy.js";
 import { h, replace, visible } from "./dom.js";
 import { count, isKnown } from "./format.js";
-import { address, keep, rewardChip, runName, setting, successOf } from "./page.js";
+import { address, keep, rewardChip, runName, setting, stepName, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rewardRange, viewOf } from "./rows_view.js";
-import { facts, outline, toggleRendered, transcript } from "./transcript.js";
+import { facts, outline, toggleRendered, toggleTokens, transcript } from "./transcript.js";
 
 export async function rolloutPage(main, { parts, query }) {
   const isTraining = parts[0] === "training";
@@ -71,13 +71,13 @@ export async function rolloutPage(main, { parts, query }) {
   };
   for (const name of ["mono", "folded"]) document.body.classList.toggle(name, Boolean(setting(name, "")));
   return {
-    crumbs: [[described.env || described.name, address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))], [`${isTraining ? `step ${step}, ` : ""}example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`, null]],
+    crumbs: [[described.env || described.name, address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))], [`${isTraining ? `${stepName(step)}, ` : ""}example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`, null]],
     title: `${runName(described)}, rollout ${row}`,
     keys: {
       j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), "]": () => toSibling(1), "[": () => toSibling(-1),
       f: () => toFailure(),
       m: () => toggle("mono"), v: () => toggleRendered(main), r: () => toggle("folded"),
-      l: () => document.querySelectorAll(".probabilities").forEach((element) => (element.open = !element.open)),
+      l: toggleTokens,
       u: () => (location.hash = address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))),
     },
     help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["v", "text as it was written, or drawn"], ["u", "back to the list"]],

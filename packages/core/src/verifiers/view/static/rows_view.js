@@ -79,6 +79,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       { id: "turns", title: "Turns", width: "4rem", sort: "turns", className: "number", cell: (row) => count(rows.value("turns", row)) },
       { id: "tokens", title: "Tokens", width: "4.8rem", sort: "output_tokens", className: "number", cell: (row) => (isKnown(rows.value("output_tokens", row)) ? count(rows.value("output_tokens", row)) : h("span", { title: "characters" }, `${count(rows.value("chars", row))}c`)) },
       { id: "read", title: "Tokens read", width: "5.5rem", sort: "input_tokens", className: "number", optional: true, cell: (row) => count(rows.value("input_tokens", row)) },
+      ...(rows.numbers("trained", chosen.slice(0, 1)).length ? [{ id: "trained", title: "Trained", width: "4.8rem", sort: "trained", cell: (row) => ({ 1: "yes", 0: "no" })[rows.value("trained", row)] ?? "" }] : []),
       { id: "time", title: "Time", width: "5rem", sort: "total_ms", className: "number", cell: (row) => duration(rows.value("total_ms", row)) },
       { id: "task", title: "Name of the task", width: "7rem", sort: "task", optional: true, cell: (row) => visible(String(rows.value("task", row) ?? "")) },
       { id: "stop", title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition", cell: (row) => (rows.value("error", row) ? h("span", { class: "bad" }, visible(rows.value("error", row))) : visible(rows.value("stop_condition", row) || "")) },
@@ -200,6 +201,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
 
   function drawCards() {
     const reward = rows.mean("reward", chosen);
+    const left = chosen.filter((row) => rows.value("trained", row) === 1);
     const failed = chosen.filter((row) => rows.value("error", row) && rows.value("error", row) !== "ScoringError").length;
     const unscored = chosen.filter((row) => !isKnown(rows.value("reward", row))).length - failed;
     const times = rows.numbers("total_ms", chosen).sort((a, b) => a - b);
@@ -207,6 +209,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     const examples = new Set(chosen.map((row) => rows.columns.key[row] || rows.columns.example[row])).size;
     replace(cards,
       card("mean reward", interval(reward.mean, reward.stderr), isKnown(reward.stderr) ? `± one standard error over ${plural(examples, "example")}` : ""),
+      left.length && left.length < chosen.length ? card("mean reward, trained", number(rows.mean("reward", left).mean), `${count(left.length)} of ${count(chosen.length)}`) : null,
       names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name)).slice(0, 4).map((name) => {
         const metric = rows.mean(`metric:${name}`, chosen);
         return card(name, interval(metric.mean, metric.stderr), weights[name] ? `weight ${short(weights[name])}` : "metric");

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { h, replace } from "./dom.js";
 import { ago, count, duration, interval, isKnown, number, plural } from "./format.js";
-import { address, card, follow, keep, remember, runName, setting, status } from "./page.js";
+import { address, card, follow, keep, remember, runName, setting, status, stepName } from "./page.js";
 import { curve } from "./plots.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rowsView, viewOf } from "./rows_view.js";
@@ -89,8 +89,8 @@ export async function trainingPage(main, { parts, query }) {
     if (!steps.length) return replace(sampled, h("p", { class: "none" }, "No rollouts were kept yet."));
     const at = steps.indexOf(step);
     const go = (to) => steps[to] !== undefined && ((following = to === steps.length - 1 && run.status === "running"), openStep(steps[to]));
-    const range = h("input", { type: "range", min: 0, max: steps.length - 1, value: at, class: "wide", "aria-label": "step", "aria-valuetext": `step ${step}`, onchange: () => go(Number(range.value)) });
-    replace(picker, h("h2", null, `Rollouts of step ${step}`), h("button", { type: "button", disabled: at <= 0, onclick: () => go(at - 1), title: "key [" }, "←"), range,
+    const range = h("input", { type: "range", min: 0, max: steps.length - 1, value: at, class: "wide", "aria-label": "step", "aria-valuetext": stepName(step), onchange: () => go(Number(range.value)) });
+    replace(picker, h("h2", null, step < 0 ? `Rollouts ${stepName(step)}` : `Rollouts of step ${step}`), h("button", { type: "button", disabled: at <= 0, onclick: () => go(at - 1), title: "key [" }, "←"), range,
       h("button", { type: "button", disabled: at >= steps.length - 1, onclick: () => go(at + 1), title: "key ]" }, "→"), h("span", { class: "facts" }, `${count(at + 1)} of ${count(steps.length)} steps${following && run.status === "running" ? ", following" : ""}`));
     moveStep = (by) => go(at + by);
   }

@@ -5,7 +5,7 @@ import { copyButton } from "./copy.js";
 import { h, replace, visible } from "./dom.js";
 import { count, duration, isKnown, number, plural, short } from "./format.js";
 import { markdown, selected } from "./markdown.js";
-import { keep, setting } from "./page.js";
+import { keep, select, setting } from "./page.js";
 
 const LONG = 20000; // characters shown before "show all"
 const THINK = /^\s*<think>([\s\S]*?)<\/think>\s*/;
@@ -73,7 +73,7 @@ function block(message, { turn, step, mark }) {
 function stepFacts(step) {
   const facts = [];
   if (step.role && step.role !== "main") facts.push(step.role);
-  if (isKnown(step.completion_tokens)) facts.push(`${count(step.prompt_tokens)} → ${count(step.completion_tokens)} tokens`);
+  if (isKnown(step.completion_tokens)) facts.push(`${isKnown(step.prompt_tokens) ? `${count(step.prompt_tokens)} → ` : ""}${count(step.completion_tokens)} tokens`);
   if (isKnown(step.model_ms)) facts.push(duration(step.model_ms));
   if (isKnown(step.env_ms) && step.env_ms >= 1) facts.push(`environment ${duration(step.env_ms)}`);
   const known = (step.logprobs || []).filter(isKnown);
@@ -159,20 +159,77 @@ function isFlat(value) {
   return value && typeof value === "object" && !Array.isArray(value) && Object.values(value).every((v) => typeof v !== "object" || v === null);
 }
 
-// Tokens coloured by log-probability; one cell per token when their texts are unknown.
+const COLOURS = [["logprob", "log-probability when sampled"], ["ratio", "ratio, now to when sampled"], ["advantage", "advantage"], ["weight", "weight in the loss"], ["mask", "loss mask"]];
+const paints = new WeakMap(); // details of a turn -> colour its tokens by the chosen number
+
+const at = (values, i) => (Array.isArray(values) ? values[i] : values); // one number stands for all tokens of a turn
+
+function tokenNumbers(step, i) {
+  const [logprob, policy, old] = [step.logprobs, step.policy_logprobs, step.old_logprobs].map((values) => at(values, i));
+  return {
+    logprob, policy, old, mask: at(step.mask, i), advantage: at(step.advantage, i), weight: at(step.weight, i), version: at(step.policy_version, i),
+    ratio: isKnown(policy) && isKnown(logprob) ? Math.exp(policy - logprob) : undefined,
+  };
+}
+
+function tokenTitle(step, i) {
+  const found = tokenNumbers(step, i);
+  const lines = [`token ${i + 1}${isKnown(step.ids?.[i]) ? `, id ${step.ids[i]}` : ""}: log-prob ${number(found.logprob)}, ${isKnown(found.logprob) ? `${(100 * Math.exp(found.logprob)).toPrecision(3)}%` : "unknown"}`];
+  if (isKnown(found.policy)) lines.push(`in the step: log-prob ${number(found.policy)}, ratio ${number(found.ratio)}`);
+  if (isKnown(found.old)) lines.push(`when the batch was built: log-prob ${number(found.old)}, ratio ${number(Math.exp(found.policy - found.old))}`);
+  if (isKnown(found.advantage)) lines.push(`advantage ${number(found.advantage)}, weight ${number(found.weight)}`);
+  if (isKnown(found.mask)) lines.push(found.mask ? "in the loss" : "not in the loss");
+  if (isKnown(found.version) && found.version >= 0) lines.push(`policy ${found.version}`);
+  return lines.join("\n");
+}
+
+// The class of a token: its level from 0 to 8, and whether it is above or below the neutral value.
+function tokenClass(found, by, most) {
+  const level = (share) => Math.max(0, Math.min(8, Math.round(8 * share)));
+  const sided = (value, share) => `p${level(share)}${value < 0 ? " below" : " over"}`;
+  if (by === "ratio" && isKnown(found.ratio)) return sided(Math.log(found.ratio), Math.abs(Math.log(found.ratio)) / Math.log(2));
+  if (by === "advantage" && isKnown(found.advantage)) return sided(found.advantage, Math.abs(found.advantage) / most);
+  if (by === "weight" && isKnown(found.weight)) return `p${level(found.weight / most)} over`;
+  if (by === "mask" && isKnown(found.mask)) return found.mask ? "p4 over" : "p0";
+  return by === "logprob" && isKnown(found.logprob) ? `p${Math.min(8, Math.floor(-found.logprob * 2))}` : "p0";
+}
+
+// Tokens coloured by one of their numbers, in place of the text; one cell per token when their texts are unknown.
 function probabilities(step) {
-  const tokens = step.logprobs.slice(0, 4000).map((logprob, i) => {
-    const level = isKnown(logprob) ? Math.min(8, Math.floor(-logprob * 2)) : 0;
-    const chance = isKnown(logprob) ? `${(100 * Math.exp(logprob)).toPrecision(3)}%` : "unknown";
-    const title = `token ${i + 1}, id ${step.ids[i]}: log-prob ${number(logprob)}, ${chance}`;
-    return h("span", { class: `token p${level}`, title }, step.pieces ? visible(step.pieces[i]) : "");
+  const shown = Math.min(step.logprobs.length, 4000);
+  const found = Array.from({ length: shown }, (_, i) => tokenNumbers(step, i));
+  const tokens = found.map((_, i) => h("span", { title: tokenTitle(step, i) }, step.pieces ? visible(step.pieces[i] ?? "") : ""));
+  const rest = step.logprobs.length - shown;
+  const choices = COLOURS.filter(([name]) => found.some((one) => isKnown(one[name])));
+  const paint = () => {
+    const by = choices.some(([name]) => name === setting("colour", "logprob")) ? setting("colour", "logprob") : "logprob";
+    const most = found.reduce((top, one) => Math.max(top, Math.abs(one[by] ?? 0)), 0) || 1;
+    tokens.forEach((token, i) => (token.className = `token ${tokenClass(found[i], by, most)}${found[i].mask === 0 ? " masked" : ""}`));
+    if (control) control.value = by;
+    const ends = { logprob: ["likely", "unlikely"], ratio: ["less likely now", "more likely now"], advantage: ["negative", "positive"], weight: ["none", number(most)], mask: ["masked", "in the loss"] }[by];
+    replace(legend, `${ends[0]} `, (by === "ratio" || by === "advantage" ? ["p8 below", "p4 below", "p0", "p4 over", "p8 over"] : by === "logprob" ? ["p0", "p2", "p4", "p6", "p8"] : ["p0", "p4 over", "p8 over"])
+      .map((name) => h("i", { class: `token ${name}` })), ` ${ends[1]}`);
+  };
+  const legend = h("span", { class: "legend", "aria-hidden": "true" });
+  const control = choices.length < 2 ? null : select("Colour of the tokens", choices, "logprob", (by) => {
+    keep("colour", by);
+    document.querySelectorAll(".probabilities").forEach((details) => paints.get(details)?.());
   });
-  const rest = step.logprobs.length - tokens.length;
-  return h("details", { class: "probabilities", open: Boolean(step.pieces) },
-    h("summary", null, `log-probabilities of ${plural(step.logprobs.length, "token")}`, h("span", { class: "legend", "aria-hidden": "true" }, "likely ",
-      [0, 2, 4, 6, 8].map((level) => h("i", { class: `token p${level}` })), " unlikely")),
+  const details = h("details", { class: step.pieces ? "probabilities named" : "probabilities", open: Boolean(step.pieces) && setting("tokens", "1") === "1" },
+    h("summary", null, `log-probabilities of ${plural(step.logprobs.length, "token")}`), h("div", { class: "colours" }, control, legend),
     h("div", { class: step.pieces ? "tokens named" : "tokens" }, tokens, rest > 0 ? ` and ${count(rest)} more` : ""),
     step.pieces ? null : h("p", { class: "none" }, "One cell for each token; vf-view --tokenizer NAME shows their texts."));
+  paint();
+  paints.set(details, paint);
+  return details;
+}
+
+// The texts, or in their place the tokens coloured; remembered.
+export function toggleTokens() {
+  const all = [...document.querySelectorAll(".probabilities")];
+  const isOpen = all.some((details) => !details.open);
+  keep("tokens", isOpen ? "1" : "0");
+  all.forEach((details) => (details.open = isOpen));
 }
 
 function failure(error) {
@@ -183,6 +240,8 @@ function failure(error) {
     error.where ? h("p", { class: "facts" }, visible(`in ${error.where}`)) : null,
     error.traceback ? h("details", null, h("summary", null, "traceback"), h("div", { class: "text mono" }, visible(error.traceback))) : null);
 }
+
+const reasons = { no_signal: "all siblings had the same reward", overlong: "too long", truncated: "cut by a length limit", unscored: "unknown reward", empty: "no tokens" };
 
 // The panel beside the conversation: reward and its parts, answer, numbers, further columns.
 export function facts(rollout) {
@@ -206,10 +265,11 @@ export function facts(rollout) {
       ["tokens written", isKnown(usage.output_tokens) ? count(usage.output_tokens) : null],
       ["time", isKnown(timing.total_ms) ? duration(timing.total_ms) : null],
       ...spent.map((name) => [`· ${name.slice(0, -3).replace("env", "environment")}`, duration(timing[name])]),
-      ["attempts", rollout.attempts > 1 ? rollout.attempts : null], ["task", rollout.task]])),
+      ["attempts", rollout.attempts > 1 ? rollout.attempts : null], ["task", rollout.task],
+      ["trained on", rollout.trained === null || rollout.trained === undefined ? null : rollout.trained ? "yes" : `no: ${reasons[rollout.excluded] || rollout.excluded || "unknown"}`]])),
     given(rollout.info) ? h("section", null, h("details", null, h("summary", null, "Info"), value(rollout.info))) : null,
     Object.entries(rollout.more || {}).map(([name, column]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(column)))),
-    rollout.steps.length ? null : h("p", { class: "none" }, "Tokens, log-probabilities and time of each turn are kept by vf-eval -C trajectory."),
+    rollout.steps.length ? null : h("p", { class: "none" }, isKnown(rollout.group) ? "The numbers of its tokens were not kept: log_tokens bounds them." : "Tokens, log-probabilities and time of each turn are kept by vf-eval -C trajectory."),
     rollout.tools && rollout.tools.length ? h("section", null, h("details", null, h("summary", null, plural(rollout.tools.length, "tool")), value(rollout.tools))) : null,
   ];
 }

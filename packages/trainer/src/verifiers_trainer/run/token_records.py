@@ -1,0 +1,107 @@
+"""The tokens of trained rollouts as ``completions/step-<n>.jsonl`` keeps them, for reading the numbers in the text.
+
+Whole rollouts are kept, in the order of the batch, until a bound on the sampled tokens of a step is reached. Numbers
+that are equal for all tokens of a turn are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verifiers.types import Rollout
+from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.packing import sample_spans
+from verifiers_trainer.algorithm.samples import RolloutSamples, turn_places
+
+DIGITS = 4
+
+
+def token_records(
+    batch: TrainBatch,
+    rank: int,
+    row_logprobs: Sequence[torch.Tensor],
+    max_tokens: int,
+    texts: Callable[[Sequence[int]], list[str]],
+) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """(group of the batch, rollout of the group) -> its turns, of at most ``max_tokens`` sampled tokens together.
+
+    ``row_logprobs``: log π [T] of each row of ``rank`` as the step computed them; the tokens of other ranks' rows have
+    none. ``texts`` gives the text of each token.
+    """
+    chosen, left = {}, max_tokens
+    for number, (group, samples) in enumerate(zip(batch.groups, batch.samples_G, strict=True)):
+        for sibling, (rollout, one) in enumerate(zip(group.rollouts, samples, strict=True)):
+            if 0 < rollout.num_sampled <= left:
+                left -= rollout.num_sampled
+                chosen[number, sibling] = rollout, one
+    wanted = {sample.rollout for _, one in chosen.values() for sample in one.samples}
+    flat = [sample for samples in batch.samples_G for one in samples for sample in one.samples]
+    known = _policy_logprobs(batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in wanted})
+    first = {id(sample): number for number, sample in enumerate(flat)}
+    return {
+        place: _turns(rollout, one, [first[id(sample)] for sample in one.samples], batch.weights, known, texts)
+        for place, (rollout, one) in chosen.items()
+    }
+
+
+def _policy_logprobs(
+    batch: TrainBatch, rank: int, row_logprobs: Sequence[torch.Tensor], wanted: set[int]
+) -> dict[int, dict[str, np.ndarray]]:
+    """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of its last tokens."""
+    known: dict[int, dict[str, np.ndarray]] = {}
+    for row, logprobs in zip(batch.rows_R[rank], row_logprobs, strict=True):
+        spans = [span for span in sample_spans(row) if span[0] in wanted]
+        if not spans:
+            continue
+        log_pi = logprobs.float().cpu().numpy()
+        for sample, start, end in spans:
+            known[sample] = {"policy_logprobs": log_pi[start:end]}
+            if row.old_logprobs is not None:
+                known[sample]["old_logprobs"] = row.old_logprobs[start:end]
+    return known
+
+
+def _turns(
+    rollout: Rollout,
+    samples: RolloutSamples,
+    numbers: Sequence[int],
+    weights: Sequence[np.ndarray],
+    known: dict[int, dict[str, np.ndarray]],
+    texts: Callable[[Sequence[int]], list[str]],
+) -> list[dict[str, Any]]:
+    records = []
+    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_places(rollout.turns), strict=True)):
+        ids = turn.completion_ids.tolist()
+        record: dict[str, Any] = {
+            "prompt_tokens": len(turn.prompt_ids),
+            "completion_ids": ids,
+            "texts": texts(ids),
+            "completion_logprobs": _rounded(turn.sampler_logprobs),
+            "version": _once(np.broadcast_to(np.asarray(turn.version), len(ids)).tolist()),
+            "mask": 0,
+        }
+        if rollout.turn_rewards:
+            record["reward"] = rollout.turn_rewards[index]
+        if samples.samples and ids:
+            sample = samples.samples[which]
+            record["mask"] = _once(sample.loss_mask[start:end].astype(int).tolist())
+            record["advantage"] = _once(_rounded(sample.advantages[start:end]))
+            record["weight"] = _once([float(f"{weight:.4g}") for weight in weights[numbers[which]][start:end].tolist()])
+            for name, values in known.get(numbers[which], {}).items():
+                before = sample.num_tokens - len(values)  # of a shared prompt, which carries no loss
+                record[name] = _rounded(values[start - before : end - before])
+        records.append(record)
+    return records
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return np.round(values.astype(np.float64), DIGITS).tolist()
+
+
+def _once(values: list[Any]) -> Any:
+    """The value that all have, else all of them."""
+    return values[0] if values and values.count(values[0]) == len(values) else values
