@@ -60,25 +60,29 @@ def settings(source: Source) -> dict[str, Any]:
     """The stored ``config`` and ``metadata``, and the weights of the reward functions."""
     stored = _config(source.folder)
     config = stored.get("config") or {}
-    facts = _training_facts(source.folder).get("settings") or {} if source.kind == TRAINING else {}
+    known = _training_facts(source.folder) if source.kind == TRAINING else {}
+    facts = known.get("settings") or {}
+    metadata = read_metadata(source.folder) or {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
     return {
         "config": config,
         "flat": flat({name: value for name, value in config.items() if name not in _UNLISTED} | facts),
         "noted": stored.get("noted") or {},
-        "metadata": read_metadata(source.folder) or {},
+        "metadata": metadata,
         "weights": dict(zip(names, weights, strict=False)),
-        "audit": _audit(str(config.get("env_id") or (read_metadata(source.folder) or {}).get("env_id") or "")),
+        **_audit(str(config.get("env_id") or known.get("env_id") or metadata.get("env_id") or "")),
     }
 
 
-def _audit(env_id: str) -> str | None:
-    """The certificate of an installed environment, in words; None without one."""
+def _audit(env_id: str) -> dict[str, Any]:
+    """``audit``: the certificate of an installed environment in words, and ``certificate``, its content; else None."""
     try:
-        certificate = read_certificate(env_id)
+        found = read_certificate(env_id) if env_id else None
     except UsageError:  # it is not installed here
-        return None
-    return None if certificate is None else str(certificate)
+        found = None
+    if found is None:
+        return {"audit": None, "certificate": None}
+    return {"audit": str(found), "certificate": {**found.content, "is_fresh": found.is_fresh}}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

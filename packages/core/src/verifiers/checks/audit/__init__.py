@@ -31,7 +31,7 @@ from verifiers.checks.audit.answers import (
 )
 from verifiers.checks.audit.panel import CHANGES, Answers, NonSolution, hedges, panel
 from verifiers.checks.audit.playing import Player, Policy, Trial, Turn
-from verifiers.checks.audit.report import AuditReport, Paid, RowProfile
+from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid, RowProfile
 from verifiers.checks.audit.rows import check_rows
 from verifiers.checks.audit.search import climb
 from verifiers.checks.data import readable
@@ -387,7 +387,7 @@ class _Subject:
             if len(rewards) > 1:
                 listed = ", ".join(f"{reward:g}" for reward in rewards[:5])
                 self.findings.error(
-                    "reward-is-not-repeatable",
+                    NOT_REPEATABLE,
                     f"the same replies to example {example.example_id}, scored {REPEATS} times, earned {listed}",
                     self.place,
                     "draw from random.Random(…) seeded with the row, and keep nothing from one rollout to the next",

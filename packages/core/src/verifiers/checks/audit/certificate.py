@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiers.checks.audit.report import AuditReport
+from verifiers.checks.audit.report import NOT_REPEATABLE, AuditReport, Paid
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import Found
@@ -143,9 +143,34 @@ def write_certificate(report: AuditReport, env_id: str) -> Path:
         else {"name": best.name, "reward": round(best.reward, 6), "solved": _rounded(best.success)},
         "num_rows": report.num_rows,
         "num_rollouts": report.num_rollouts,
+        "seconds": round(report.seconds, 1),
+        "is_repeatable": None if oracle is None else all(finding.code != NOT_REPEATABLE for finding in report.errors),
+        "findings": [
+            {"kind": kind, "code": finding.code, "message": finding.message, "fix": finding.fix}
+            for kind, findings in (("error", report.errors), ("warning", report.warnings))
+            for finding in findings
+        ],
+        "notes": list(report.notes),
+        "oracle": None if oracle is None else _earned(oracle),
+        "non_solutions": [_earned(paid) for paid in report.non_solutions],
+        "profile": [
+            {"example": row.example_id, "solved": row.num_solved, "rollouts": row.num_rollouts}
+            for row in report.profile
+        ],
     }
     atomic_write(folder / NAME, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     return folder / NAME
+
+
+def _earned(paid: Paid) -> dict[str, Any]:
+    return {
+        "name": paid.name,
+        "family": paid.family,
+        "reward": _rounded(paid.reward),
+        "solved": _rounded(paid.success),
+        "paid_though_wrong": _rounded(paid.share_wrong_paid),
+        "needs_the_answer": not paid.is_policy,
+    }
 
 
 def _rounded(value: float) -> float | None:

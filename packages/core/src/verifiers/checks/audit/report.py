@@ -12,6 +12,8 @@ from verifiers.checks.report import Finding
 MAX_SHOWN = 6
 """Non-solutions on the page; the JSON has all of them."""
 WIDTH = 52
+NOT_REPEATABLE = "reward-is-not-repeatable"
+"""The code of a finding: the same replies earned different rewards."""
 NEED_THE_ANSWER = ("hedge", "odd form")
 """Families whose replies contain the right answer."""
 

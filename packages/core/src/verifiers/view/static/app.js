@@ -1,5 +1,6 @@
 // The page's frame: routing, the bar at the top, and the keyboard shortcuts.
 
+import { auditPage } from "./audit_page.js";
 import { comparePage, comparedPage, pairPage } from "./compare_page.js";
 import { h, replace, spelled, visible } from "./dom.js";
 import { keep, parsedAddress, problem, setting } from "./page.js";
@@ -20,6 +21,7 @@ function pageFor({ parts }) {
   if (kind === "run" && parts.length === 2) return runPage;
   if ((kind === "run" && [3, 5].includes(parts.length)) || (kind === "training" && [4, 6].includes(parts.length))) return rolloutPage;
   if (kind === "training" && parts.length === 2) return trainingPage;
+  if (kind === "audit" && parts.length === 2) return auditPage;
   if (kind === "compare" && parts.length === 3) return comparePage;
   if (kind === "compare" && parts.length === 4) return pairPage;
   if (kind === "compared" && parts.length > 2) return comparedPage;

@@ -1,6 +1,7 @@
 // One training run: its learning curves, and the rollouts that each step trained on.
 
 import { ask } from "./api.js";
+import { auditLink } from "./audit_page.js";
 import { h, replace } from "./dom.js";
 import { ago, count, duration, interval, isKnown, number, plural } from "./format.js";
 import { address, card, follow, keep, remember, runName, setting, status, stepName } from "./page.js";
@@ -57,7 +58,7 @@ export async function trainingPage(main, { parts, query }) {
   function drawHead() {
     const [evals, newest] = [points("eval_reward"), lines[lines.length - 1] || {}];
     replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, run.model), status(run),
-      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · "))));
+      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · ")), auditLink(run)));
     const rewards = points("reward/mean");
     const early = rewards.slice(0, Math.max(1, Math.floor(rewards.length / 10)));
     const late = rewards.slice(-early.length);
