@@ -2,6 +2,7 @@
 
 import { auditPage } from "./audit_page.js";
 import { comparePage, comparedPage, pairPage } from "./compare_page.js";
+import { curvesPage } from "./curves_page.js";
 import { h, replace, spelled, visible } from "./dom.js";
 import { keep, parsedAddress, problem, setting } from "./page.js";
 import { rolloutPage } from "./rollout_page.js";
@@ -22,6 +23,7 @@ function pageFor({ parts }) {
   if ((kind === "run" && [3, 5].includes(parts.length)) || (kind === "training" && [4, 6].includes(parts.length))) return rolloutPage;
   if (kind === "training" && parts.length === 2) return trainingPage;
   if (kind === "audit" && parts.length === 2) return auditPage;
+  if (kind === "curves" && parts.length > 1) return curvesPage;
   if (kind === "compare" && parts.length === 3) return comparePage;
   if (kind === "compare" && parts.length === 4) return pairPage;
   if (kind === "compared" && parts.length > 2) return comparedPage;

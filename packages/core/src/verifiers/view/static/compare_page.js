@@ -1,6 +1,7 @@
 // Comparison of runs: two example by example, sorted by the difference; several in a table. The server has the statistics.
 
 import { ask } from "./api.js";
+import { diffView, settingsDiff } from "./diff.js";
 import { h, replace, visible } from "./dom.js";
 import { count, interval, isKnown, number, plural } from "./format.js";
 import { address, card, pageOf, problem, remember, rewardChip, runName, select } from "./page.js";
@@ -97,7 +98,7 @@ export async function comparePage(main, { parts, query }) {
     card("verdict", found ? found.verdict : "–", found ? found.sentence : reason),
     card("better", count(wins)), card("worse", count(losses)), card("same", count(known.length - wins - losses)),
     card("examples", count(pairs.length), [onlyLeft ? `${count(onlyLeft)} only in A` : "", onlyRight ? `${count(onlyRight)} only in B` : ""].filter(Boolean).join(", "))),
-  h("div", { class: "plots one" }, histogram(known.map((pair) => pair.change), { title: "B − A over examples", bins: 21, range: [-widest, widest] })), controls, table.element);
+  h("div", { class: "plots one" }, histogram(known.map((pair) => pair.change), { title: "B − A over examples", bins: 21, range: [-widest, widest] })), settingsDiff(runs), controls, table.element);
   set({});
 
   function set(change) {
@@ -148,11 +149,16 @@ export async function pairPage(main, { parts, query }) {
   if (!pair) throw new Error("this example is not in both runs");
   const place = (other) => address(["compare", ...ids, other.key], query);
   const go = (move) => order[at + move] && location.replace(place(order[at + move]));
+  const opened = [null, null];
+  const difference = h("section", { class: "differences", hidden: true });
+  const drawDifference = () => !difference.hidden && opened.every(Boolean) && replace(difference, h("p", { class: "facts" }, "What B wrote in place of what A wrote."), diffView(...opened.map(written)));
   const panes = ["a", "b"].map((letter, i) => {
     const content = h("div");
     const open = async (row) => {
       const rollout = await ask("rollout", { run: ids[i], row });
+      opened[i] = rollout;
       replace(content, transcript(rollout), h("aside", null, facts(rollout)));
+      drawDifference();
     };
     const choices = pair[letter].map((row, n) => [String(row), `rollout ${n + 1} of ${pair[letter].length}, reward ${number(sides[i].value("reward", row))}`]);
     return { open: () => open(pair[letter][0]), element: h("section", { class: `pane ${letter}`, "aria-label": `run ${letter}` },
@@ -160,11 +166,23 @@ export async function pairPage(main, { parts, query }) {
   });
   const link = (text, other, key) => h("a", { class: "button", href: other ? place(other) : null, "aria-disabled": other ? null : "true", title: `key ${key}` }, text);
   replace(main, h("nav", { class: "pager", "aria-label": "examples" }, link("← previous", order[at - 1], "k"), link("next →", order[at + 1], "j"), h("span", { class: "facts" }, `${count(at + 1)} of ${count(order.length)}`),
-    h("b", null, visible(`example ${pair.name}`)), h("span", { class: pair.change > 0 ? "good" : pair.change < 0 ? "bad" : "" }, `B − A ${number(pair.change)}`)),
+    h("b", null, visible(`example ${pair.name}`)), h("span", { class: pair.change > 0 ? "good" : pair.change < 0 ? "bad" : "" }, `B − A ${number(pair.change)}`),
+    h("button", { type: "button", "aria-pressed": "false", onclick: toggleDifference, title: "key d" }, "difference of the texts")), difference,
   h("div", { class: "panes" }, panes.map((pane) => pane.element)));
+  function toggleDifference() {
+    difference.hidden = !difference.hidden;
+    drawDifference();
+  }
+
   await Promise.all(panes.map((pane) => pane.open()));
   const up = address(["compare", ...ids], query);
   return { crumbs: [["comparison", up], [`example ${pair.name}`, null]], title: "comparison",
-    keys: { j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), u: () => (location.hash = up) },
-    help: [["j k", "next, previous example"], ["u", "back to the comparison"]], close: () => {} };
+    keys: { j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), d: toggleDifference, u: () => (location.hash = up) },
+    help: [["j k", "next, previous example"], ["d", "difference of the texts"], ["u", "back to the comparison"]], close: () => {} };
+}
+
+// What a rollout's model wrote, with its tool calls.
+function written(rollout) {
+  const said = rollout.messages.filter((message) => message.place === "completion" && message.role === "assistant");
+  return said.map((message) => [message.reasoning, ...message.parts.filter((part) => part.type === "text").map((part) => part.text), ...(message.calls || []).map((call) => `${call.name}(${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments)})`)].filter(Boolean).join("\n")).join("\n\n");
 }

@@ -130,6 +130,22 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
   return h("figure", { class: wide ? "curve wide" : "curve" }, h("figcaption", null, h("span", null, title), read), picture);
 }
 
+// Several curves over each other. `series`: [{name, points: [x, y]}], each of one colour of the page.
+export function overlay({ title, series, axis }) {
+  const [width, height, left, bottom, top] = [1080, 420, 52, 34, 10];
+  const all = series.flatMap((one) => one.points);
+  const [x0, x1] = extent(all.map(([x]) => x));
+  let [y0, y1] = extent(all.map(([, y]) => y));
+  if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5, y1 + 0.5];
+  const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - 10);
+  const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
+  return h("figure", { class: "curve over" }, h("figcaption", null, h("span", null, title)), all.length ? svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} of ${series.length} trainings over ${axis}` },
+    ticks(y0, y1, 5).map((y) => [svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }), svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y))]),
+    x1 > x0 ? ticks(x0, x1, 6).map((x) => svg("text", { x: px(x), y: height - 18, "text-anchor": "middle" }, count(x))) : null,
+    svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, axis),
+    series.map((one, i) => svg("polyline", { class: `line c${i % 8}`, points: one.points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ") }, svg("title", null, one.name)))) : h("p", { class: "none" }, "none of these trainings has this metric"));
+}
+
 function ticks(low, high, wanted) {
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -39,7 +39,7 @@ export async function runsPage(main, { query }) {
     const has = (name) => runs.some((run) => isKnown(run[name]));
     const settings = varying(runs);
     return [
-      { id: "pick", title: "", width: "2.2rem", className: "pick", cell: (run) => (run.kind === "evaluation" ? h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) : "") },
+      { id: "pick", title: "", width: "2.2rem", className: "pick", cell: (run) => h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) },
       { id: "env", title: "Run", width: "minmax(14rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))) },
       { id: "model", title: "Model", width: "minmax(7rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
       ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
@@ -70,8 +70,10 @@ export async function runsPage(main, { query }) {
 
   function pick(run) {
     if (!picked.delete(run.id)) picked.add(run.id);
-    compare.hidden = picked.size < 2 || (isCopy && picked.size > 2);
-    compare.href = address([picked.size > 2 ? "compared" : "compare", ...picked]);
+    const kinds = new Set(runs.filter((one) => picked.has(one.id)).map((one) => one.kind)); // only runs of one kind compare
+    const areTrainings = kinds.has("training");
+    compare.hidden = picked.size < 2 || kinds.size > 1 || (isCopy && !areTrainings && picked.size > 2);
+    compare.href = address([areTrainings ? "curves" : picked.size > 2 ? "compared" : "compare", ...picked]);
     table.redraw();
   }
 
@@ -116,7 +118,7 @@ export async function runsPage(main, { query }) {
   const stop = isCopy ? () => {} : follow(null, load);
   return {
     crumbs: [], title: "runs",
-    keys: { "/": () => search.focus(), x: () => table.focused >= 0 && table.order[table.focused].kind === "evaluation" && pick(table.order[table.focused]), c: () => !compare.hidden && compare.click() },
+    keys: { "/": () => search.focus(), x: () => table.focused >= 0 && pick(table.order[table.focused]), c: () => !compare.hidden && compare.click() },
     onkey: (name) => table.key(name),
     help: [["j k", "next, previous run"], ["Enter", "open"], ["x", "mark for comparing"], ["c", "compare the marked ones"]],
     close: () => (stop(), table.close()),

@@ -1,0 +1,101 @@
+"""Trainings over each other, settings that differ, and the difference of two texts."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from support import view_runs
+
+DIFF = """
+    const [pairs, done] = arguments;
+    import('/static/diff.js').then(({ textDiff }) => done(pairs.map(([a, b]) => textDiff(a, b))),
+                                   (error) => done(String(error.stack)));"""
+
+
+def words(text):
+    return re.findall(r"\s+|\w+|[^\w\s]", text)
+
+
+def common(a, b):
+    """Length of the longest common subsequence, by the textbook's table."""
+    before = [0] * (len(b) + 1)
+    for left in a:
+        now = [0]
+        for i, right in enumerate(b):
+            now.append(before[i] + 1 if left == right else max(before[i + 1], now[i]))
+        before = now
+    return before[-1]
+
+
+def test_the_difference_of_two_texts_is_shortest_and_holds_both(page, serve, tmp_path):
+    view_runs.training(tmp_path / "one", num_steps=1)
+    page.open(serve(tmp_path).url)
+    chance = random.Random(0)
+    vocabulary = ["a", "b", "c", " ", "\n", ".", "word", "é"]
+    pairs = [
+        tuple("".join(chance.choices(vocabulary, k=chance.randint(0, 30))) for _ in range(2)) for _ in range(150)
+    ] + [("x " * 9000, "y " * 9000)]
+    for (before, after), parts in zip(pairs, page.driver.execute_async_script(DIFF, pairs), strict=True):
+        assert "".join(text for kind, text in parts if kind != "added") == before
+        assert "".join(text for kind, text in parts if kind != "removed") == after
+        if len(before) < 1000:
+            same = sum(len(words(text)) for kind, text in parts if kind == "same")
+            assert same == common(words(before), words(after)), (before, after)
+
+
+@pytest.fixture
+def three_trainings(tmp_path):
+    for name, steps in (("one", 4), ("two", 6), ("three", 5)):
+        view_runs.training(tmp_path / name, num_steps=steps)
+        summary = {"environment": "sums", "model": name, "steps": steps}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+        state = tmp_path / name / "checkpoint-1"
+        state.mkdir()
+        rate = {"one": 1e-4}.get(name, 3e-4)
+        configuration = {"learning_rate": rate, "batch_size": 8, "__proto__": name}
+        (state / "rl_state.json").write_text(json.dumps({"configuration": configuration}))
+    return tmp_path
+
+
+def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
+    server = serve(three_trainings)
+    page.open(server.url)
+    for name in ("one", "two", "three"):
+        page.find(f"input[aria-label='compare {name}']").click()
+    page.find("a.primary:not([hidden])").click()
+    page.wait_text("Learning curves of 3 trainings")
+    lines = page.js("return [...document.querySelectorAll('.over polyline')].map((l) => l.getAttribute('points'))")
+    assert [len(line.split()) for line in lines] == [4, 6, 5]
+    assert page.texts(".settings th[scope=row]") == ["__proto__", "learning_rate", "model"]
+    page.choose("Horizontal axis", "tokens")
+    page.choose("Smoothing", "0")
+    page.wait(lambda: "sampled tokens" in page.js("return document.querySelector('.over svg').textContent"))
+    page.choose("Metric", "entropy")
+    last = [json.loads(line) for line in (three_trainings / "two/metrics.jsonl").read_text().splitlines()][-1]
+    page.wait(lambda: f"{last['entropy']:.3f}" in page.text("table.compared"))
+    lines = page.js("return [...document.querySelectorAll('.over polyline')].map((l) => l.getAttribute('points'))")
+    ends = [float(line.split()[-1].split(",")[0]) for line in lines]
+    starts = [float(line.split()[0].split(",")[0]) for line in lines]
+    shares = [(end - starts[0]) / (max(ends) - starts[0]) for end in ends]
+    assert shares == pytest.approx([3 / 5, 1, 4 / 5], abs=2e-3)  # 26 tokens in each step
+    page.picture("curves")
+
+
+def test_the_texts_of_a_pair_are_compared(page, served):
+    page.open(served.url)
+    for model in ("careful-7b", "careless-1b"):
+        page.find(f"input[aria-label*='{model}']").click()
+    page.find("a.primary:not([hidden])").click()
+    page.wait_text("12 examples")
+    assert page.texts(".settings th[scope=row]")[-1] == "model"
+    page.wait(lambda: page.texts(".body .row"))
+    page.press("j", "ENTER")
+    page.wait(lambda: len(page.texts(".pane .transcript")) == 2)
+    page.press("d")
+    page.wait(lambda: page.texts(".difference ins"))
+    assert "about a hundred" in " ".join(page.texts(".difference ins, .difference del")) + page.text(".difference")
+    page.picture("difference")
