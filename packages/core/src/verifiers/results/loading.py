@@ -6,11 +6,12 @@ Loading never writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
+from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import FACTS, GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, saved_row
 from verifiers.runtime.json import decode_row
@@ -47,6 +48,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     outside = frozenset(stored.get("outside_plan") or ())
     rows = [(line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
     outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
+    _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
         _keep_columns(outputs, state_columns)
     _sort(outputs)
@@ -56,6 +58,18 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
     facts.setdefault("status", "running" if config else FACTS["status"])
     return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
+
+
+def _add_labels(
+    outputs: Sequence[RolloutOutput], rows: Sequence[Mapping[str, Any]], labels: Mapping[str, tuple[str, bool]]
+) -> None:
+    """The column ``label`` where a person labelled rollouts and the run has no such column of its own."""
+    if not labels or any(LABEL in row for row in rows):
+        return
+    for output, row in zip(outputs, rows, strict=True):
+        digest, label = labels.get(str(row.get("rollout_key")), ("", None))
+        is_same = bool(digest) and digest == completion_hash(row.get("completion"))
+        output[LABEL] = label if is_same else None
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -1,26 +1,33 @@
 """The server's routes: the page's static files by name, and the library's responses as JSON under ``/api/``.
 
+One request writes: a person's label of a rollout.
+
 Files are never served by path: requests name a run, which is looked up in the catalog. Handlers run in threads, so
 reading a large file does not block other requests.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from verifiers.errors import JournalError
+from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.json import encode_row
-from verifiers.view.guard import LOOPBACK, Guard, allowed_hosts, is_loopback
+from verifiers.view.guard import LOOPBACK, WRITES, Guard, allowed_hosts, is_loopback
 from verifiers.view.library import Library
 
+MAX_BODY = 4096
+"""Bytes of a request that labels."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -31,7 +38,8 @@ TYPES = {
 def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
     """The application for a server bound to ``host``."""
     files = static_files()
-    answers = answer_table(library)
+    token = secrets.token_urlsafe() if is_loopback(host) else None
+    answers = answer_table(library) | {"labels": lambda q: library.labels(_run(q)) | {"token": token}}
 
     def static(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
@@ -43,18 +51,34 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
         answer = answers.get(request.path_params["question"])
         if answer is None:
             return _json({"error": "no such question"}, 404)
+        return answered(lambda: answer(request.query_params))
+
+    def answered(answer: Callable[[], Mapping[str, Any]]) -> Response:
         try:
-            return _json(answer(request.query_params))
+            return _json(answer())
         except (LookupError, FileNotFoundError) as error:
             return _json({"error": str(error.args[0] if error.args else error)}, 404)
         except ValueError as error:
             return _json({"error": f"the request cannot be parsed: {error}"}, 400)
+        except ConfigError as error:
+            return _json({"error": str(error)}, 400)
         except (OSError, JournalError) as error:
             return _json({"error": str(error)}, 500)
 
+    async def label(request: Request) -> Response:
+        if not request.headers.get("content-length", "").isdigit() or int(request.headers["content-length"]) > MAX_BODY:
+            return _json({"error": "a label is a short JSON object"}, 413)
+        body = await request.body()
+        return await run_in_threadpool(lambda: answered(lambda: library.label(*_label(body))))
+
     return Starlette(
-        routes=[Route("/api/{question}", api), Route("/", static), Route("/static/{name}", static)],
-        middleware=[Middleware(Guard, hosts=allowed_hosts(host), any_address=not is_loopback(host))],
+        routes=[
+            Route(WRITES, label, methods=["POST"]),
+            Route("/api/{question}", api),
+            Route("/", static),
+            Route("/static/{name}", static),
+        ],
+        middleware=[Middleware(Guard, hosts=allowed_hosts(host), any_address=not is_loopback(host), token=token)],
     )
 
 
@@ -81,6 +105,17 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
         "values": lambda q: library.values(_run(q), q.get("name", ""), int(q.get("first", "0")), _step(q)),
         "metrics": lambda q: library.metrics(_run(q), int(q.get("first", "0")), q.get("generation", "")),
     }
+
+
+def _label(body: bytes) -> tuple[str, int, bool | None]:
+    """(run, row, label) of a request that labels. Raises ``ValueError``."""
+    content = json.loads(body)
+    if not isinstance(content, dict) or content.keys() != {"run", "row", "label"}:
+        raise ValueError("give run, row and label")
+    run, row, label = content["run"], content["row"], content["label"]
+    if not isinstance(run, str) or type(row) is not int or not (label is None or isinstance(label, bool)):
+        raise ValueError("run is a text, row a number, and label true, false or null")
+    return run, row, label
 
 
 def _run(query: Mapping[str, str]) -> str:

@@ -1,19 +1,21 @@
 """Request checks and response headers that protect the server against other web sites and against model text.
 
-* Only ``GET`` and ``HEAD`` are allowed.
+* Only ``GET`` and ``HEAD`` are allowed, and ``POST`` to ``/api/label`` of a server that only this machine reaches. It
+  needs the page's own ``Origin`` and a token that only the page can read, so that no page of another site can write.
 * The ``Host`` header must name this machine. This stops DNS rebinding: a page of another site whose name resolves to
   127.0.0.1 sends its own name as the host.
 * Cross-site requests (``Sec-Fetch-Site``) are refused, except navigation by a link.
 * The content security policy allows only scripts and styles of this server, and images from ``data:`` URLs: model text
   can neither execute nor send requests.
 
-There are no passwords: every local user of this machine can read the served runs.
+There are no passwords: every local user of this machine can read the served runs, and label them.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import socket
 from collections.abc import Iterable
 
@@ -35,6 +37,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/\s]+))(?::\d{1,5})?")
+WRITES, TOKEN_HEADER = "/api/label", "x-vf-view"
+"""The one path that writes, and the header of its token."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -58,11 +62,14 @@ class Guard:
     """ASGI middleware that enforces the rules of this module.
 
     ``any_address``: also accept IP addresses as ``Host``, for a server that is open to the network; DNS rebinding
-    needs a name.
+    needs a name. ``token``: what a request that writes must hold; None: nothing is written.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOOPBACK, any_address: bool = False):
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] = LOOPBACK, any_address: bool = False, token: str | None = None
+    ):
         self.app = app
+        self.token = token
         self.hosts = frozenset(hosts)
         self.any_address = any_address
 
@@ -82,15 +89,29 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
+        writes = scope["method"] == "POST" and scope["path"] == WRITES and self.token is not None
+        if scope["method"] not in ("GET", "HEAD") and not writes:
             return PlainTextResponse("vf-view is read-only\n", 405)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return PlainTextResponse("vf-view answers to the name of this machine only\n", 421)
+        if writes and not self._may_write(headers, hosts[0]):
+            return PlainTextResponse("vf-view is labelled by its own page only\n", 403)
         is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link:
             return PlainTextResponse("vf-view answers its own page only\n", 403)
         return None
+
+    def _may_write(self, headers: Headers, host: str) -> bool:
+        assert self.token is not None
+        origins, given = headers.getlist("origin"), headers.getlist(TOKEN_HEADER)
+        return (
+            origins == [f"http://{host}"]
+            and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+            and headers.get("content-type") == "application/json"
+            and len(given) == 1
+            and secrets.compare_digest(given[0].encode(), self.token.encode())
+        )
 
     def _is_ours(self, host: str) -> bool:
         name = _without_port(host)

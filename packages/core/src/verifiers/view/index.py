@@ -164,6 +164,15 @@ class RowIndex:
             except JournalError as error:
                 self.damage = str(error)
 
+    def newest(self, key: str) -> int | None:
+        """The row number of the newest attempt of a rollout, by its ``rollout_key``."""
+        return self._newest.get(key)
+
+    def stored(self, number: int) -> dict[str, Any]:
+        """One line as it is on disk. Raises: as ``row``."""
+        with open(self.path, "rb") as file:
+            return self._stored(file, number)
+
     def row(self, number: int) -> RolloutOutput:
         """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))

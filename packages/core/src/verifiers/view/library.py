@@ -6,12 +6,16 @@ it does not change while a run continues.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from verifiers.errors import ConfigError
+from verifiers.results.agreement import agreement
 from verifiers.results.comparison import Measured, compare_runs
+from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
@@ -153,6 +157,32 @@ class Library:
         by_hash = all(key is not None for index in indexes for key in index.columns["key"])
         runs = [self._measured(run_id, index, by_hash) for run_id, index in zip(run_ids, indexes, strict=True)]
         return compare_runs(runs).to_dict()
+
+    def labels(self, run_id: str) -> dict[str, Any]:
+        """Row number -> a person's label of an evaluation's rollouts, and how far the reward agrees with them."""
+        source = self.catalog.get(run_id)
+        if source.kind == TRAINING:
+            return {"labels": {}, "agreement": None}
+        index, found = self._read_index(run_id, None), {}
+        for key, (digest, label) in read_labels(source.folder).items():
+            row = index.newest(key)
+            if row is not None and completion_hash(index.stored(row).get("completion")) == digest:
+                found[row] = label
+        rows = sorted(set(range(len(index))).difference(index.replaced)) if found else []
+        measured = None
+        with contextlib.suppress(ConfigError):  # no labelled rollout has a reward
+            examples = [index.columns["key"][row] or index.columns["example"][row] for row in rows]
+            rewards = [index.columns["reward"][row] for row in rows]
+            measured = agreement(rewards, [found.get(row) for row in rows], examples, column=LABEL).to_dict()
+        return {"labels": {str(row): label for row, label in found.items()}, "agreement": measured}
+
+    def label(self, run_id: str, number: int, label: bool | None) -> dict[str, Any]:
+        """Write a person's label of one rollout, None to take it back. Raises ``ValueError`` for a training."""
+        source = self.catalog.get(run_id)
+        if source.kind == TRAINING:
+            raise ValueError("labels are kept for evaluations")
+        write_label(source.folder, self._read_index(run_id, None).stored(number), label)
+        return self.labels(run_id)
 
     def _measured(self, run_id: str, index: RowIndex, by_hash: bool) -> Measured:
         source = self.catalog.get(run_id)

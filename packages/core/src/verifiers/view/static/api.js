@@ -22,6 +22,15 @@ export async function ask(question, params = {}) {
   return answer;
 }
 
+// Write a label of a rollout: true, false, or null to take it back.
+export async function label(run, row, value) {
+  const { token } = await ask("labels", { run });
+  const response = await fetch("/api/label", { method: "POST", headers: { "content-type": "application/json", "x-vf-view": token }, body: JSON.stringify({ run, row, label: value }) });
+  const text = await response.text();
+  if (!response.ok) throw new Error(text);
+  return JSON.parse(text);
+}
+
 async function fromCopy(question, params) {
   if (question === "version") return { version: "copy" };
   const runs = await load("runs");

@@ -1,10 +1,10 @@
 // One rollout: its conversation, scores and siblings, and links to the previous and next rollout of the list.
 
-import { ask } from "./api.js";
+import { ask, label } from "./api.js";
 import { copyButton } from "./copy.js";
 import { h, replace, visible } from "./dom.js";
 import { count, isKnown } from "./format.js";
-import { address, keep, rewardChip, runName, setting, stepName, successOf } from "./page.js";
+import { address, keep, problem, rewardChip, runName, setting, stepName, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
 import { queryOf, rewardRange, viewOf } from "./rows_view.js";
 import { facts, outline, toggleRendered, toggleTokens, transcript } from "./transcript.js";
@@ -15,6 +15,7 @@ export async function rolloutPage(main, { parts, query }) {
   const base = isTraining ? ["training", run, String(step)] : ["run", run];
   const listBase = isTraining ? ["training", run] : base;
   const view = viewOf(query);
+  const labelled = h("span", { class: "labelled" });
   const place = (other) => address([...base, String(other)], queryOf(view));
   const rows = rowsOf(run, step);
   const row = which[0] === "example" ? await rowOf(rows, which[1], Number(which[2])) : Number(which[0]);
@@ -41,6 +42,23 @@ export async function rolloutPage(main, { parts, query }) {
 
   const permalink = () => location.href.split("#")[0] + address([...base, "example", String(rollout.example_id), String(rows.siblingNumber(row))]);
 
+  function drawLabel() {
+    if (!rows.canLabel) return;
+    const now = rows.value("label", row) ?? null;
+    const choice = (text, value, key) => h("button", { type: "button", class: value ? "right" : "wrong", "aria-pressed": String(now === Number(value)), title: `key ${key}; again takes it back`, onclick: () => mark(value) }, text);
+    replace(labelled, choice("right", true, "y"), choice("wrong", false, "n"));
+  }
+
+  async function mark(value) {
+    if (!rows.canLabel) return;
+    try {
+      rows.takeLabels(await label(run, row, rows.value("label", row) === Number(value) ? null : value));
+      drawLabel();
+    } catch (error) {
+      replace(labelled, problem(error));
+    }
+  }
+
   function drawBar() {
     const at = order.indexOf(row);
     const same = rows.total ? rows.siblings(row) : [];
@@ -48,6 +66,7 @@ export async function rolloutPage(main, { parts, query }) {
     replace(bar, link("← previous", order[at - 1], "k"), link("next →", order[at + 1], "j"),
       h("span", { class: "facts" }, at < 0 ? "not in the filtered list" : `${count(at + 1)} of ${count(order.length)}`),
       h("b", null, visible(`example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`)),
+      labelled,
       rows.total ? copyButton(permalink, { label: "copy link", title: "an address of this example and sibling, which also opens it in a later copy of the run" }) : null,
       h("button", { type: "button", class: "quiet", title: "Markdown and formulas drawn, or the text as it was written (key v)", onclick: () => toggleRendered(main) }, "raw / drawn"),
       same.length > 1 ? h("span", { class: "siblings" }, "siblings ", same.map((other) => h("a", { href: place(other), "aria-current": other === row ? "true" : null, title: `reward of rollout ${other}` },
@@ -56,6 +75,7 @@ export async function rolloutPage(main, { parts, query }) {
 
   drawBar();
   await rows.update();
+  drawLabel();
   if (view.q) await rows.search(view.q, () => {});
   try {
     if (view.where) await Promise.all(rows.filter(view.where).used.map((name) => rows.load(name)));
@@ -76,11 +96,11 @@ export async function rolloutPage(main, { parts, query }) {
     keys: {
       j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), "]": () => toSibling(1), "[": () => toSibling(-1),
       f: () => toFailure(),
-      m: () => toggle("mono"), v: () => toggleRendered(main), r: () => toggle("folded"),
+      y: () => mark(true), n: () => mark(false), m: () => toggle("mono"), v: () => toggleRendered(main), r: () => toggle("folded"),
       l: toggleTokens,
       u: () => (location.hash = address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))),
     },
-    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["v", "text as it was written, or drawn"], ["u", "back to the list"]],
+    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["f", "next failure of the list"], ["y n", "label as right, wrong"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["v", "text as it was written, or drawn"], ["u", "back to the list"]],
     close: () => {},
   };
 }

@@ -1,6 +1,6 @@
 // The columns of one file of saved rollouts in the browser: updated, filtered, sorted and counted here.
 
-import { ask } from "./api.js";
+import { ask, isCopy } from "./api.js";
 import { compile } from "./expression.js";
 import { isKnown } from "./format.js";
 
@@ -44,6 +44,8 @@ export class Rows {
     this.info = [];
     this.replaced = new Set();
     this.groups = null;
+    this.agreement = null;
+    this.canLabel = false;
     this.found.clear();
     this.previewed.clear();
   }
@@ -58,6 +60,16 @@ export class Rows {
       this.take(answer);
       changed();
     } while (!this.complete);
+    if (!isCopy && this.step === null) this.takeLabels(await ask("labels", { run: this.run }));
+    changed();
+  }
+
+  // A person's labels of the rollouts: 1 right, 0 wrong, null unknown.
+  takeLabels(answer) {
+    this.canLabel = Boolean(answer.token) || this.canLabel;
+    this.agreement = answer.agreement;
+    this.columns.label = new Array(this.total).fill(null);
+    for (const [row, isRight] of Object.entries(answer.labels)) this.columns.label[row] = Number(isRight);
   }
 
   take(answer) {
@@ -84,6 +96,7 @@ export class Rows {
   // A column by the name that a filter has for it.
   named(name, row) {
     if (name === "seconds") return isKnown(this.columns.total_ms?.[row]) ? this.columns.total_ms[row] / 1000 : null;
+    if (name === "label" && name in this.metrics) return this.metrics[name][row];
     if (name in this.columns && !HIDDEN.has(name)) return this.columns[name][row];
     if (Object.hasOwn(ALIASES, name) && !(name in this.metrics)) return this.value(ALIASES[name], row);
     return name in this.metrics ? this.metrics[name][row] : this.value(name, row);

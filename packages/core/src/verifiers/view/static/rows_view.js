@@ -8,6 +8,7 @@ import { barList, extent, histogram } from "./plots.js";
 import { VIEW } from "./rows.js";
 import { Table } from "./table.js";
 
+const labelName = (label) => ({ 1: h("span", { class: "good" }, "right"), 0: h("span", { class: "bad" }, "wrong") })[label] ?? "";
 const MAX_METRIC_COLUMNS = 4;
 const MAX_CELLS = 64; // rollouts of one example that the table shows
 const SHOWN_ANYWAY = new Set(["num_turns"]); // it has a column of its own
@@ -80,6 +81,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       { id: "tokens", title: "Tokens", width: "4.8rem", sort: "output_tokens", className: "number", cell: (row) => (isKnown(rows.value("output_tokens", row)) ? count(rows.value("output_tokens", row)) : h("span", { title: "characters" }, `${count(rows.value("chars", row))}c`)) },
       { id: "read", title: "Tokens read", width: "5.5rem", sort: "input_tokens", className: "number", optional: true, cell: (row) => count(rows.value("input_tokens", row)) },
       ...(rows.numbers("trained", chosen.slice(0, 1)).length ? [{ id: "trained", title: "Trained", width: "4.8rem", sort: "trained", cell: (row) => ({ 1: "yes", 0: "no" })[rows.value("trained", row)] ?? "" }] : []),
+      ...(rows.agreement ? [{ id: "label", title: "Label", width: "4.4rem", sort: "label", cell: (row) => labelName(rows.value("label", row)) }] : []),
       { id: "time", title: "Time", width: "5rem", sort: "total_ms", className: "number", cell: (row) => duration(rows.value("total_ms", row)) },
       { id: "task", title: "Name of the task", width: "7rem", sort: "task", optional: true, cell: (row) => visible(String(rows.value("task", row) ?? "")) },
       { id: "stop", title: "Stopped by", width: "minmax(6rem, 10rem)", sort: "stop_condition", cell: (row) => (rows.value("error", row) ? h("span", { class: "bad" }, visible(rows.value("error", row))) : visible(rows.value("stop_condition", row) || "")) },
@@ -216,9 +218,18 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       }),
       card("rollouts", count(chosen.length), chosen.length < rows.total - rows.replaced.size ? `of ${count(rows.total - rows.replaced.size)}` : `of ${plural(examples, "example")}`),
       failed ? card("errors", count(failed), `${((100 * failed) / chosen.length).toFixed(1)}%`) : null,
+      ...agreementCards(),
       unscored > 0 ? card("not scored", count(unscored)) : null,
       tokens.length ? card("tokens written", count(tokens.reduce((a, b) => a + b, 0)), `${count(tokens.reduce((a, b) => a + b, 0) / tokens.length)} each`) : null,
       times.length ? card("time, median", duration(times[Math.floor(times.length / 2)]), `95%: ${duration(times[Math.floor(times.length * 0.95)])}`) : null);
+  }
+
+  // How far the reward of all rollouts agrees with a person's labels, as vf-compare --labels says it.
+  function agreementCards() {
+    const found = rows.agreement;
+    if (!found) return [];
+    return [card("labelled", count(found.num_labelled), `${(100 * found.accuracy).toFixed(0)}% as the reward says`), card("Cohen's kappa", number(found.kappa), isKnown(found.kappa_stderr) ? `± ${number(found.kappa_stderr)}` : ""),
+      isKnown(found.corrected_mean) ? card("corrected share", number(found.corrected_mean), `judged ${number(found.judged_mean)}; 95% ${number(found.low)} to ${number(found.high)}`) : null];
   }
 
   function show() {

@@ -1,0 +1,69 @@
+"""A person's labels of the rollouts of an evaluation, right or wrong, in ``labels.jsonl`` beside them.
+
+``vf-view`` appends to it; loading the evaluation gives each labelled rollout the column ``label``, which
+``results.agreement("label")`` and ``vf-compare RUN --labels label`` compare with a judge. The newest label of a rollout
+counts, and only while its completion is the one that was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.runtime.json import encode_row
+from verifiers.storage.files import sync_file, write_all
+
+LABELS_NAME, LABEL = "labels.jsonl", "label"
+
+
+def write_label(folder: Path, row: Mapping[str, Any], label: bool | None) -> None:
+    """Append the label of a saved rollout, None to take it back; it is on disk afterwards.
+
+    *Raises* ConfigError for a rollout without a ``rollout_key``; OSError, also when the file is a symbolic link.
+    """
+    key = row.get("rollout_key")
+    if not isinstance(key, str):
+        raise ConfigError("this rollout was saved by another version, without a key that a label could name")
+    line = {
+        "rollout_key": key,
+        "example_id": row.get("example_id"),
+        "sibling": row.get("sibling"),
+        "completion": completion_hash(row.get("completion")),
+        LABEL: label,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    fd = os.open(folder / LABELS_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    try:
+        write_all(fd, encode_row(line) + b"\n")
+        sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def read_labels(folder: Path) -> dict[str, tuple[str, bool]]:
+    """``rollout_key`` -> (hash of the completion, label); lines that are no labels are skipped."""
+    found: dict[str, tuple[str, bool]] = {}
+    with contextlib.suppress(FileNotFoundError), open(folder / LABELS_NAME, "rb") as file:
+        for raw in file:
+            try:
+                line = json.loads(raw)
+                key, digest, label = line["rollout_key"], line["completion"], line[LABEL]
+            except (ValueError, KeyError, TypeError):  # an unfinished write, or another program's line
+                continue
+            if label is None:
+                found.pop(key, None)
+            elif isinstance(label, bool) and isinstance(key, str):
+                found[key] = str(digest), label
+    return found
+
+
+def completion_hash(completion: object) -> str:
+    """16 hexadecimal digits of the SHA-256 of a completion as it is saved."""
+    return hashlib.sha256(encode_row({"completion": completion})).hexdigest()[:16]
