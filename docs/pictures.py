@@ -3,8 +3,9 @@
     python docs/pictures.py curve outputs/quickstart     the learning curve of a finished `vf-train quickstart`
     python docs/pictures.py view                         the page of an evaluation with the local model, in Chromium
     python docs/pictures.py guide FOLDER                 the page of the training of the guide in that folder, too
+    python docs/pictures.py tokens outputs/quickstart    a trained rollout of a finished `vf-train quickstart`, likewise
 
-``view`` and ``guide`` need chromium and chromedriver on the path, and selenium.
+``view``, ``guide`` and ``tokens`` need chromium and chromedriver on the path, and selenium.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ def photograph_view() -> Path:
         return _photograph(folder, "run/small-tasks", "view.png")
 
 
-def _photograph(folder: str, address: str, name: str) -> Path:
-    """Open the viewer over a folder, go to an address of it, and save what a browser shows."""
+def photograph_tokens(run: Path) -> Path:
+    """Save the page of the first rollout of a training's last step, its tokens coloured by their ratio."""
+    step = max(int(file.stem.removeprefix("step-")) for file in (run / "completions").glob("step-*.jsonl"))
+    return _photograph(str(run), f"training/{run.name}/{step}/0", "view-tokens.png", colour="ratio")
+
+
+def _photograph(folder: str, address: str, name: str, colour: str | None = None) -> Path:
+    """Open the viewer over a folder, go to an address, choose a colour of tokens, and save what a browser shows."""
     from selenium import webdriver
-    from selenium.webdriver.support.ui import WebDriverWait
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select, WebDriverWait
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
@@ -56,6 +64,8 @@ def _photograph(folder: str, address: str, name: str) -> Path:
             shown = f"return document.getElementById('main')?.dataset.ready == '#/{address}'"
             WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(shown))
             assert "problem" not in driver.title, driver.title
+            if colour is not None:
+                Select(driver.find_element(By.CSS_SELECTOR, ".colours select")).select_by_value(colour)
             driver.save_screenshot(str(picture))
     finally:
         driver.quit()
@@ -70,5 +80,7 @@ if __name__ == "__main__":
             photograph_view()
         case ["guide", folder]:
             _photograph(folder, "training/outputs%2Fletters", "guide.png")
+        case ["tokens", run]:
+            photograph_tokens(Path(run))
         case _:
             raise SystemExit(__doc__)

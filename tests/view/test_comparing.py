@@ -9,6 +9,7 @@ import re
 import pytest
 
 from support import view_runs
+from verifiers.storage.directory import RunDirectory
 
 DIFF = """
     const [pairs, done] = arguments;
@@ -95,7 +96,47 @@ def test_the_texts_of_a_pair_are_compared(page, served):
     page.wait(lambda: page.texts(".body .row"))
     page.press("j", "ENTER")
     page.wait(lambda: len(page.texts(".pane .transcript")) == 2)
+    gaps = page.js(
+        "return [...document.querySelectorAll('.pane aside h3')].filter((h) => h.nextElementSibling)"
+        ".map((h) => h.nextElementSibling.getBoundingClientRect().top - h.getBoundingClientRect().bottom)"
+    )
+    assert len(gaps) > 4
+    assert max(gaps) < 20  # no hole below a heading beside a taller section
     page.press("d")
     page.wait(lambda: page.texts(".difference ins"))
     assert "about a hundred" in " ".join(page.texts(".difference ins, .difference del")) + page.text(".difference")
     page.picture("difference")
+
+
+@pytest.fixture
+def levels(tmp_path):
+    """Sixteen rollouts of two tasks and three levels; every rollout of level 2 has the same reward."""
+    rows = [
+        {"example_id": n, "prompt": f"Question {n}", "reward": 0.5 if n % 3 == 2 else float(n % 2), "metrics": {}}
+        | {"rollout_key": str(n), "example_hash": f"{n:016x}", "task": 'a "first"' if n < 10 else "second"}
+        | {"info": {"level": n % 3, "__proto__": "x"}}
+        for n in range(16)
+    ]
+    config = {"env_id": "levels", "model": "m"}
+    with RunDirectory.create_or_resume(tmp_path / "evals/levels--m/1", config) as run:
+        with run.open_journal() as journal:
+            journal.append_sync(rows)
+        run.write_metadata({"status": "complete", **config})
+    return tmp_path
+
+
+def test_rollouts_are_grouped_by_task_or_by_a_column_of_info(page, serve, levels):
+    page.open(serve(levels).url + "#/run/evals%2Flevels--m%2F1")
+    page.wait_text("16 rollouts")
+    page.choose("Rows of the table", "info.level")
+    page.wait(lambda: [text.split()[0] for text in page.texts(".body .row")] == ["0", "1", "2"])
+    assert page.texts(".body .row")[2].split() == ["2", "0.500", "0", "/", "5", "5", "0"]  # no standard error of zero
+    assert "±" in page.texts(".body .row")[0]
+    page.picture("groups")
+    page.choose("Rows of the table", "info.__proto__")
+    page.wait(lambda: len(page.texts(".body .row")) == 1)
+    page.choose("Rows of the table", "task")
+    page.wait(lambda: len(page.texts(".body .row")) == 2)
+    page.js("document.querySelector('.body .row a').click()")
+    page.wait_text("10 rollouts")
+    assert page.js("return document.querySelector('input.wide').value") == "task = 'a \"first\"'"

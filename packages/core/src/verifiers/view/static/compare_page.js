@@ -94,7 +94,7 @@ export async function comparePage(main, { parts, query }) {
     h("a", { class: "button", href: address(["compare", ids[1], ids[0]]) }, "swap")),
   pairs.length ? null : problem("These runs have no example in common."),
   h("div", { class: "cards" }, card("A", interval(sides[0].mean("reward", pairs.flatMap((p) => p.a)).mean, NaN)), card("B", interval(sides[1].mean("reward", pairs.flatMap((p) => p.b)).mean, NaN)),
-    card("B − A", found ? interval(found.difference, found.stderr) : "–", found ? `± one standard error; ${spread(found)}` : ""),
+    card("B − A", found ? interval(found.difference, found.stderr) : "–", !found ? "" : found.stderr > 0 ? `± one standard error; ${spread(found)}` : spread(found)),
     card("verdict", found ? found.verdict : "–", found ? found.sentence : reason),
     card("better", count(wins)), card("worse", count(losses)), card("same", count(known.length - wins - losses)),
     card("examples", count(pairs.length), [onlyLeft ? `${count(onlyLeft)} only in A` : "", onlyRight ? `${count(onlyRight)} only in B` : ""].filter(Boolean).join(", "))),

@@ -57,5 +57,5 @@ export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 // A mean with one standard error.
 export function interval(mean, stderr) {
   if (!isKnown(mean)) return DASH;
-  return isKnown(stderr) && stderr > 0 ? `${number(mean)} ± ${number(stderr)}` : number(mean);
+  return isKnown(stderr) && stderr > 1e-9 * Math.max(1, Math.abs(mean)) ? `${number(mean)} ± ${number(stderr)}` : number(mean);
 }

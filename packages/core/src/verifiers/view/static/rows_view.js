@@ -46,7 +46,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   const where = h("input", { type: "text", class: "wide", placeholder: "filter: reward < 1 and turns > 3", "aria-label": "Filter by an expression", value: view.where, spellcheck: "false", onchange: () => set({ where: where.value.trim() }) });
   const table = new Table({
     label: "rollouts", columns: [], height: 56, onsort: (name) => set({ sort: view.sort === name ? `-${name}` : view.sort === `-${name}` ? name : descendsFirst(name) ? `-${name}` : name }),
-    href: (item) => link(first(item), queryOf(view)),
+    href: (item) => (typeof item === "object" && "key" in item ? groupLink(item) : link(first(item), queryOf(view))),
     prepare: async (items) => {
       const wanted = items.map(first);
       const missing = wanted.some((row) => !rows.previewed.has(row));
@@ -65,7 +65,8 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   const descendsFirst = (name) => !["example", "stop_condition", "error", "row", "reward", "mean", "passed"].includes(name);
 
   function columns() {
-    return view.by === "example" ? exampleColumns() : shownColumns("rows", allColumns());
+    if (view.by === "example") return exampleColumns();
+    return view.by ? groupColumns() : shownColumns("rows", allColumns());
   }
 
   function allColumns() {
@@ -110,6 +111,45 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     ];
   }
 
+  // One row for each value of a column, which leads to its rollouts.
+  function groupColumns() {
+    return [
+      { id: "value", title: view.by, width: "minmax(10rem, 1fr)", sort: "value", narrow: "minmax(0, 1fr)", cell: (item) => visible(item.value === null ? "none" : String(item.value)) },
+      { id: "mean", title: "Mean", width: "5.2rem", sort: "mean", className: "number", narrow: "4.6rem", cell: (item) => rewardChip(item.mean, range) },
+      { id: "stderr", title: "Standard error", width: "7rem", className: "number", cell: (item) => (item.stderr > 0 ? `± ${number(item.stderr)}` : "") },
+      { id: "passed", title: "Solved", width: "6rem", sort: "passed", className: "number", cell: (item) => `${count(item.solved)} / ${count(item.rows.length)}` },
+      { id: "examples", title: "Examples", width: "5.5rem", sort: "examples", className: "number", cell: (item) => count(item.examples) },
+      { id: "errors", title: "Errors", width: "5rem", sort: "errors", className: "number", cell: (item) => (item.errors ? h("span", { class: "bad" }, count(item.errors)) : "0") },
+    ];
+  }
+
+  function grouped(name) {
+    const groups = new Map();
+    for (const row of chosen) {
+      const key = rows.named(name, row) ?? null;
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(row);
+    }
+    const items = [...groups].map(([key, members]) => {
+      const { mean, stderr } = rows.mean("reward", members);
+      const solved = members.filter((row) => !rows.isFailure(row, success)).length;
+      return { key, value: key, rows: members, mean: isKnown(mean) ? mean : null, stderr, solved, passed: solved / members.length,
+        examples: new Set(members.map((row) => rows.columns.key[row] ?? rows.columns.example[row])).size, errors: members.filter((row) => rows.value("error", row)).length };
+    });
+    const down = view.sort.startsWith("-");
+    const by = ["mean", "passed", "examples", "errors"].find((one) => one === view.sort.replace("-", "")) || "value";
+    const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+    return items.sort((a, b) => (a[by] === null) - (b[by] === null) || (down ? order(b[by], a[by]) : order(a[by], b[by])));
+  }
+
+  // The rollouts of a group, by a filter that says what the group has in common.
+  function groupLink(item) {
+    const quote = typeof item.key !== "string" ? "" : item.key.includes('"') ? "'" : '"';
+    const value = item.key === null ? "unknown" : typeof item.key === "string" ? `${quote}${item.key}${quote}` : String(item.key);
+    const test = `${columnName(view.by)} = ${value}`;
+    return address(base, { ...more, ...queryOf({ ...view, by: "", sort: VIEW.sort, where: view.where ? `(${view.where}) and ${test}` : test }) });
+  }
+
   function heatCell(row) {
     const reward = rows.value("reward", row);
     const share = isKnown(reward) ? (range[1] > range[0] ? (reward - range[0]) / (range[1] - range[0]) : 1) : 0;
@@ -151,6 +191,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   // Fetch the columns of `info` that the filter reads.
   function loadUsed() {
     try {
+      if (view.by.startsWith("info.")) rows.load(view.by, show).catch((error) => replace(notes, problem(error)));
       for (const name of view.where ? rows.filter(view.where).used : []) rows.load(name, show).catch((error) => replace(notes, problem(error)));
     } catch { /* show() says what is wrong with the filter */ }
   }
@@ -177,7 +218,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
       return input;
     };
     replace(filters, search, where,
-      select("Rows of the table", [["", "a row per rollout"], ["example", "a row per example"]], view.by, (by) => set({ by, sort: VIEW.sort })),
+      select("Rows of the table", [["", "a row per rollout"], ["example", "a row per example"], ["task", "a row per task"], ...rows.info.map((name) => [name, `a row per ${name}`])], view.by, (by) => set({ by, sort: VIEW.sort })),
       select("Errors", [["", "errors and not"], ["none", "without error"], ["any", `with error (${count(errors.reduce((n, [, m]) => n + m, 0))})`], ...errors.map(([name, n]) => [name, `${name} (${n})`])], view.error, (error) => set({ error })),
       select("Stop condition", [["", "any stop condition"], ...stops.map(([name, n]) => [name, `${name} (${n})`])], view.stop, (stop) => set({ stop })),
       h("span", { class: "range" }, bound("low", "least"), " to ", bound("high", "most")),
@@ -210,7 +251,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     const tokens = rows.numbers("output_tokens", chosen);
     const examples = new Set(chosen.map((row) => rows.columns.key[row] || rows.columns.example[row])).size;
     replace(cards,
-      card("mean reward", interval(reward.mean, reward.stderr), isKnown(reward.stderr) ? `± one standard error over ${plural(examples, "example")}` : ""),
+      card("mean reward", interval(reward.mean, reward.stderr), isKnown(reward.stderr) ? `${reward.stderr > 0 ? "± one standard error over" : "the same in all"} ${plural(examples, "example")}` : ""),
       left.length && left.length < chosen.length ? card("mean reward, trained", number(rows.mean("reward", left).mean), `${count(left.length)} of ${count(chosen.length)}`) : null,
       names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name)).slice(0, 4).map((name) => {
         const metric = rows.mean(`metric:${name}`, chosen);
@@ -228,8 +269,8 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
   function agreementCards() {
     const found = rows.agreement;
     if (!found) return [];
-    return [card("labelled", count(found.num_labelled), `${(100 * found.accuracy).toFixed(0)}% as the reward says`), card("Cohen's kappa", number(found.kappa), isKnown(found.kappa_stderr) ? `± ${number(found.kappa_stderr)}` : ""),
-      isKnown(found.corrected_mean) ? card("corrected share", number(found.corrected_mean), `judged ${number(found.judged_mean)}; 95% ${number(found.low)} to ${number(found.high)}`) : null];
+    return [card("labelled", count(found.num_labelled), `${(100 * found.accuracy).toFixed(0)}% as the reward says`), card("Cohen's kappa", number(found.kappa), found.kappa_stderr > 0 ? `± ${number(found.kappa_stderr)}` : ""),
+      isKnown(found.corrected_mean) ? card("corrected share", number(found.corrected_mean), `of all rollouts; judged ${number(found.judged_mean)}, 95% ${number(found.low)} to ${number(found.high)}`) : null];
   }
 
   function show() {
@@ -249,7 +290,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {}, suc
     drawCards();
     drawPlots();
     table.layout(columns(), view.sort);
-    table.show(view.by === "example" ? examples() : chosen);
+    table.show(view.by === "example" ? examples() : view.by ? grouped(view.by) : chosen);
   }
 
   function toFailure() {
