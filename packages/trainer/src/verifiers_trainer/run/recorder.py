@@ -45,7 +45,8 @@ class StepRecorder:
         """Whether abnormal metrics are logged and marked (``alarm/*``)."""
         self.row_logprobs: list[torch.Tensor] = []
         """log π [T] of each row of this process in the newest step, where ``keeps_tokens``."""
-        self._texts = TokenTexts(run.tokenizer)
+        self._texts: TokenTexts | None = None
+        """Made with the first step whose tokens are written."""
         self._between_steps: dict[str, float] = {}
         """Seconds of evaluations and checkpoints since the last step, written with the next."""
         self._began = 0.0
@@ -105,6 +106,7 @@ class StepRecorder:
     def _token_records(self, batch: TrainBatch) -> dict[tuple[int, int], list[dict[str, Any]]]:
         if not self.keeps_tokens:
             return {}
+        self._texts = self._texts or TokenTexts(self.run.tokenizer)
         return token_records(batch, self.run.ranks.rank, self.row_logprobs, self.run.settings.log_tokens, self._texts)
 
     def record_dropped(self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:

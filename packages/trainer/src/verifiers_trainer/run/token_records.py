@@ -32,29 +32,29 @@ def token_records(
     ``row_logprobs``: log π [T] of each row of ``rank`` as the step computed them; the tokens of other ranks' rows have
     none. ``texts`` gives the text of each token.
     """
-    chosen, left = {}, max_tokens
+    recorded, left = {}, max_tokens
     for number, (group, samples) in enumerate(zip(batch.groups, batch.samples_G, strict=True)):
         for sibling, (rollout, one) in enumerate(zip(group.rollouts, samples, strict=True)):
             if 0 < rollout.num_sampled <= left:
                 left -= rollout.num_sampled
-                chosen[number, sibling] = rollout, one
-    wanted = {sample.rollout for _, one in chosen.values() for sample in one.samples}
+                recorded[number, sibling] = rollout, one
+    needed = {sample.rollout for _, one in recorded.values() for sample in one.samples}
     flat = [sample for samples in batch.samples_G for one in samples for sample in one.samples]
-    known = _policy_logprobs(batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in wanted})
+    known = _policy_logprobs(batch, rank, row_logprobs, {i for i, s in enumerate(flat) if s.rollout in needed})
     first = {id(sample): number for number, sample in enumerate(flat)}
     return {
         place: _turns(rollout, one, [first[id(sample)] for sample in one.samples], batch.weights, known, texts)
-        for place, (rollout, one) in chosen.items()
+        for place, (rollout, one) in recorded.items()
     }
 
 
 def _policy_logprobs(
-    batch: TrainBatch, rank: int, row_logprobs: Sequence[torch.Tensor], wanted: set[int]
+    batch: TrainBatch, rank: int, row_logprobs: Sequence[torch.Tensor], needed: set[int]
 ) -> dict[int, dict[str, np.ndarray]]:
     """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of its last tokens."""
     known: dict[int, dict[str, np.ndarray]] = {}
     for row, logprobs in zip(batch.rows_R[rank], row_logprobs, strict=True):
-        spans = [span for span in sample_spans(row) if span[0] in wanted]
+        spans = [span for span in sample_spans(row) if span[0] in needed]
         if not spans:
             continue
         log_pi = logprobs.float().cpu().numpy()
