@@ -127,6 +127,12 @@ def rollout_samples(
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
+def joined(parts: Sequence[RolloutSamples]) -> RolloutSamples:
+    """The samples of the roles of one rollout together; ``excluded`` says why when none of them has any."""
+    samples = tuple(sample for part in parts for sample in part.samples)
+    return RolloutSamples(samples, None if samples else parts[0].excluded)
+
+
 def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_len: int | None = None) -> bool:
     """Whether any sample exceeds ``max_seq_len`` tokens, or ``max_completion_len`` tokens after the first prompt.
 
