@@ -102,10 +102,14 @@ def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
 
 def test_length_rules_apply_to_the_role_whose_turns_break_them():
     one = rollout({"a": 1.0, "b": 1.0}, "abab")
-    cut = replace(one, turns=(one.turns[0], replace(one.turns[1], is_truncated=True), *one.turns[2:]), is_truncated=True)
+    cut = replace(
+        one, turns=(one.turns[0], replace(one.turns[1], is_truncated=True), *one.turns[2:]), is_truncated=True
+    )
     ruled = apply_length_rules(cut, pipeline_config(zero_truncated_completions=True))
     assert ruled.role_rewards == {"a": 1.0, "b": 0.0}
-    long = replace(one, turns=(*one.turns[:3], replace(one.turns[3], completion_ids=np.arange(99), sampler_logprobs=np.zeros(99))))
+    long = replace(
+        one, turns=(*one.turns[:3], replace(one.turns[3], completion_ids=np.arange(99), sampler_logprobs=np.zeros(99)))
+    )
     dropped = apply_length_rules(long, pipeline_config(max_seq_len=20, overlong="drop"))
     assert dropped.role_rewards["a"] == 1.0
     assert math.isnan(dropped.role_rewards["b"])
@@ -148,7 +152,9 @@ def right(state):
 
 def pair(**options):
     rows = [{"question": f"q{n}"} for n in range(8)]
-    return Pair(("left", "right"), dataset=rows, max_turns=2, rubric=vf.Rubric([left, right], weights=[1.0, 0.0]), **options)
+    return Pair(
+        ("left", "right"), dataset=rows, max_turns=2, rubric=vf.Rubric([left, right], weights=[1.0, 0.0]), **options
+    )
 
 
 def gradient_of(tmp_path, name, env):

@@ -1,5 +1,6 @@
 """kuhn-poker: its rules, its exact numbers against independent computations, and what each player is shown."""
 
+import random
 from itertools import product
 
 import pytest
@@ -47,10 +48,8 @@ def test_uniform_play_has_the_known_exploitability():
     assert rules.exploitability(rules.uniform()) == pytest.approx(11 / 24)  # NashConv 11/12, as others report
 
 
-def test_random_policies_agree_with_the_brute_force(seed=0):
-    import random
-
-    rng = random.Random(seed)
+def test_random_policies_agree_with_the_brute_force():
+    rng = random.Random(0)
     for _ in range(20):
         bets = {node: rng.random() for node in rules.NODES}
         policy = {node: (1 - bet, bet) for node, bet in bets.items()}
@@ -58,10 +57,10 @@ def test_random_policies_agree_with_the_brute_force(seed=0):
         assert rules.exploitability(policy) == pytest.approx(brute_force_exploitability(policy))
 
 
-def test_replies_that_are_no_move_count_as_folds():
+def test_replies_that_are_no_move_lose_two_chips():
     fold = {node: (0.0, 0.0) for node in rules.NODES}
-    assert rules.game_value((fold, rules.uniform())) == -1
-    assert rules.exploitability(fold) == pytest.approx(1.0)  # either seat wins every ante
+    assert rules.game_value((fold, rules.uniform())) == -2
+    assert rules.exploitability(fold) == pytest.approx(2.0)
     perfect = rules.equilibrium(1 / 3)
     worse = {node: (0.9 * passes, 0.9 * bets) for node, (passes, bets) in perfect.items()}
     assert rules.exploitability(worse) > 0.05
@@ -90,8 +89,8 @@ def hand(deal, replies, **options):
         ("JQ", ["bet", "fold"], "bp", 1),
         ("JQ", ["check", "bet", "call"], "pbb", -2),
         ("KJ", ["check", "bet", "fold"], "pbp", -1),
-        ("KJ", ["call"], "x", -1),
-        ("KJ", ["check", "raise"], "px", 1),
+        ("KJ", ["call"], "x", -2),
+        ("KJ", ["check", "raise"], "px", 2),
     ],
 )
 def test_a_hand_ends_and_pays_by_the_rules(deal, words, letters, chips):
@@ -138,6 +137,11 @@ def test_a_policy_client_plays_its_policy():
     results = env.evaluate(client, "m", num_examples=6, rollouts_per_example=50, seed=1)
     moves = [message["content"] for row in results.outputs for message in row["completion"]]
     assert moves.count("b") / len(moves) == pytest.approx(0.75, abs=0.07)
+
+
+def test_an_audit_of_a_game_reaches_its_end():
+    """Every change of the question earns something in both seats, which leaves the search nothing to change."""
+    assert not vf.audit_environment(load_environment()).ok
 
 
 @pytest.mark.parametrize(

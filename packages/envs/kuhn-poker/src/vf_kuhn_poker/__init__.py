@@ -20,8 +20,8 @@ OPPONENTS: Mapping[str, Policy] = {"uniform": uniform(), "equilibrium": equilibr
 NAMES = {"J": "jack", "Q": "queen", "K": "king"}
 RULES = """\
 You play Kuhn poker. There are three cards: jack, queen and king. You and your opponent have put one chip in the pot \
-and have one card each. The higher card takes the pot at a showdown. Who folds loses its chip; a bet and a call are one \
-more chip each. A reply that is none of the moves offered counts as a fold. Reply with one word."""
+and have one card each. The higher card takes the pot at a showdown. Who folds loses its chip; a bet and a call are \
+one more chip each. A reply that is none of the moves offered loses two chips. Reply with one word."""
 
 
 def load_environment(
@@ -144,7 +144,9 @@ class PolicyClient:
 
     async def complete(self, request: vf.ModelRequest) -> vf.Response:
         """One move."""
-        card, moves, style = PROMPTS[tuple(message["content"] for message in request.prompt if message["content"] != RULES)]
+        card, moves, style = PROMPTS[
+            tuple(message["content"] for message in request.prompt if message["content"] != RULES)
+        ]
         rng = random.Random(None if request.seed is None else f"{request.seed}:{card}{moves}")
         move = PASS if rng.random() < self.policy[card + moves][0] else BET
         return vf.Response(vf.AssistantMessage(words_of(moves)[move] if style == "words" else move))
@@ -160,4 +162,7 @@ PROMPTS = {
 
 def _rows(count: int, split: str) -> list[dict[str, Any]]:
     deals = [DEALS[number % len(DEALS)] for number in range(count)]
-    return [{"question": "", "info": {"deal": deal, "hand": f"{split} {n}"}} for n, deal in enumerate(deals)]
+    return [
+        {"question": f"{NAMES[deal[0]]} against {NAMES[deal[1]]}", "info": {"deal": deal, "hand": f"{split} {n}"}}
+        for n, deal in enumerate(deals)
+    ]

@@ -6,8 +6,8 @@ against a bet is to call. At a showdown the higher card takes the pot. Source: H
 poker", 1950.
 
 A **node** is what a player knows when it acts: its card and the moves so far, ``"K"``, ``"Qpb"``; there are 12. A
-**policy** maps each node to the probabilities of pass and bet; what is missing from 1 is the probability of a reply that
-is no move, which the rules count as a fold.
+**policy** maps each node to the probabilities of pass and bet; what is missing from 1 is the probability of a reply
+that is no move, which loses two chips at once: more than a fold, so that it is never a way to fold.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def payoff(deal: str, moves: str) -> int:
     """Chips that the first player wins with ``deal`` when the game ended with ``moves``.
 
     >>> payoff("KQ", "bb"), payoff("KQ", "pbp"), payoff("JQ", "pp"), payoff("JQ", "px")
-    (2, -1, -1, 1)
+    (2, -1, -1, 2)
     """
-    if moves[-1] == FORFEIT or moves in ("pbp", "bp"):
-        return 1 if len(moves) % 2 == 0 else -1  # who acted last gives up its ante
+    if moves[-1] == FORFEIT or moves in ("pbp", "bp"):  # the player who acted last gives up
+        chips = 2 if moves[-1] == FORFEIT else 1
+        return chips if len(moves) % 2 == 0 else -chips
     stake = 2 if moves.endswith(BET) else 1
     return stake if CARDS.index(deal[0]) > CARDS.index(deal[1]) else -stake
 

@@ -328,9 +328,7 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         "packing/fill": fill(rows_R, max_tokens),
         "packing/shared": shared(rows_R, samples, weights.weights),
     }
-    advantages_G = [
-        np.array([_mean_credit(one) for one in rollouts.credit]) for rollouts in credited
-    ]
+    advantages_G = [np.array([_mean_credit(one) for one in rollouts.credit]) for rollouts in credited]
     return TrainBatch(rows_R, tuple(groups), tuple(advantages_G), stats, weights.num_tokens)
 
 

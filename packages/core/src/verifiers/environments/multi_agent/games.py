@@ -14,7 +14,6 @@ from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import setup
 from verifiers.rollouts.state import State
-from verifiers.rubrics import Rubric
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Message, Messages
 
