@@ -106,11 +106,13 @@ def view(card: str, moves: str, style: str = "letters") -> list[vf.Message]:
     start = len(moves) % 2  # the second player's first view has one move
     if len(moves) > 1:
         own = words_of(moves[:-2])[moves[-2]] if style == "words" else moves[-2]
-        last = moves[-1] if style == "letters" else f"{_told(moves)}{_question(moves)}"
+        last = moves[-1] if style == "letters" else f"{_opponent_move(moves)}{_question(moves)}"
         return [*view(card, moves[:-2], style), vf.AssistantMessage(own), vf.UserMessage(last)]
     if style == "letters":
         return [vf.UserMessage(card + moves)]
-    return [vf.UserMessage(f"Your card is the {NAMES[card]}. {_told(moves) if start else ''}{_question(moves)}")]
+    return [
+        vf.UserMessage(f"Your card is the {NAMES[card]}. {_opponent_move(moves) if start else ''}{_question(moves)}")
+    ]
 
 
 def words_of(moves: str) -> dict[str, str]:
@@ -118,7 +120,7 @@ def words_of(moves: str) -> dict[str, str]:
     return {PASS: "fold", BET: "call"} if moves.endswith(BET) else {PASS: "check", BET: "bet"}
 
 
-def _told(moves: str) -> str:
+def _opponent_move(moves: str) -> str:
     return f"Your opponent {words_of(moves[:-1])[moves[-1]]}s. "
 
 

@@ -105,14 +105,14 @@ class MultiAgentEnv(MultiTurnEnv):
         Default: at first the row's prompt, and always the texts of the other roles since its last turn, each after the
         name of its role where there are more than two. Sync or async.
         """
-        shown: list[Message] = []
+        messages: list[Message] = []
         own = [number for number, step in enumerate(state["trajectory"]) if role_of(step) == role]
         if not own:
-            shown += [message for message in state["prompt"] if message["role"] != "system"]
+            messages += [message for message in state["prompt"] if message["role"] != "system"]
         for step in state["trajectory"][own[-1] + 1 if own else 0 :]:
             text = message_text(step["completion"][0])
-            shown.append(UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text))
-        return shown
+            messages.append(UserMessage(f"{role_of(step)}: {text}" if len(self.roles) > 2 else text))
+        return messages
 
     def after_turn(self, state: State, role: str, message: Message) -> Any:
         """Called with the reply of ``role``, after it was recorded. Sync or async."""
@@ -138,12 +138,12 @@ class MultiAgentEnv(MultiTurnEnv):
         return role is None
 
     async def get_prompt_messages(self, state: State) -> Messages:
-        """The view of the role that acts next, with what it is shown now."""
+        """The view of the role that acts next, with what ``observe`` returns for it."""
         role = state["role"]
         with Hook(state, "observe", timing=None):
-            shown = await maybe_await(self.observe(state, role))
-            if shown is not None:
-                state["views"][role] += normalize_chat(shown)
+            observed = await maybe_await(self.observe(state, role))
+            if observed is not None:
+                state["views"][role] += normalize_chat(observed)
         view: Messages = list(state["views"][role])
         return view
 
