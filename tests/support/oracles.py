@@ -58,6 +58,11 @@ def _is_its_own_best_judge(env, example, request):
     return "It is perfect. <score>10</score>" if judged else example.row["answer"]
 
 
+def _bets_and_folds(env, example, request):
+    """Kuhn poker: the first player bets, the second folds: one chip, whatever the cards."""
+    return "fold" if "fold" in message_text(request.prompt[-1]) else "bet"
+
+
 def _halves(env, example, request):
     """GuessTheNumber: the middle of what is left of 1 to 20."""
     low, high, tried = 1, 20, 0
@@ -76,6 +81,7 @@ ORACLES = {
     "alphabet-sort": _sorts,
     "wordle": _knows_the_word,
     "tool-test": _makes_the_calls,
+    "kuhn-poker": _bets_and_folds,
     "self-judge": _is_its_own_best_judge,
     "textarena": _halves,
     "shell-tasks": _types_the_solution,

@@ -41,10 +41,25 @@ def talk():
     return Talk(dataset=rows(), eval_dataset=rows(8, 1), rubric=vf.Rubric(funcs=[digits]), max_turns=2)
 
 
+class Pair(vf.MultiAgentEnv):
+    """Two roles, each shown its own letters."""
+
+    def observe(self, state, role):
+        return {"left": "lll", "right": "rrr"}[role]
+
+
+def left(state):
+    return float(len(state["views"]["left"][-1].content or "") % 3)
+
+
+def pair():
+    return Pair(("left", "right"), dataset=rows(), max_turns=3, rubric=vf.Rubric([left, digits]))
+
+
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"share_prompts": False}, {"packing": False}, {"updates_per_batch": 2}, {"env": talk}],
-    ids=["shared", "own-prompts", "unpacked", "updates", "turns"],
+    [{}, {"share_prompts": False}, {"packing": False}, {"updates_per_batch": 2}, {"env": talk}, {"env": pair}],
+    ids=["shared", "own-prompts", "unpacked", "updates", "turns", "roles"],
 )
 def test_ratios_and_weights_of_the_file_are_those_of_the_step(tmp_path, layout):
     """Oracle: the trainer's own sums over the tokens of the step, which never pass through the file."""

@@ -47,6 +47,7 @@ from verifiers.environments.integrations import GymEnv as GymEnv
 from verifiers.environments.integrations import MCPEnv as MCPEnv
 from verifiers.environments.integrations import ReasoningGymEnv as ReasoningGymEnv
 from verifiers.environments.integrations import TextArenaEnv as TextArenaEnv
+from verifiers.environments.multi_agent import MultiAgentEnv, Role, TwoPlayerEnv
 from verifiers.environments.registry import list_environments, load_environment
 from verifiers.errors import (
     AgentError,
@@ -186,6 +187,7 @@ __all__ = [
     "ModelRefused",
     "ModelRequest",
     "ModelUnavailable",
+    "MultiAgentEnv",
     "MultiTurnEnv",
     "NoLearningSignal",
     "NonFiniteLoss",
@@ -200,6 +202,7 @@ __all__ = [
     "Response",
     "ResponseTokens",
     "RewardFunc",
+    "Role",
     "RolloutError",
     "RolloutInput",
     "RolloutOutput",
@@ -237,6 +240,7 @@ __all__ = [
     "TrajectoryStep",
     "TrajectoryStepTokens",
     "TunnelError",
+    "TwoPlayerEnv",
     "UnknownEnvironment",
     "Usage",
     "UsageError",

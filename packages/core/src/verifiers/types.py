@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -683,6 +684,8 @@ class Turn:
     """Whether a length limit truncated the completion."""
     num_shared: int = 0
     """Leading prompt tokens that are known to equal the previous turn's prompt and completion; not compared again."""
+    role: str = ""
+    """The role that took the turn, where roles have rewards of their own (``MultiAgentEnv``); else empty."""
 
     def __post_init__(self) -> None:
         for name, dtype in _TURN_ARRAYS:
@@ -743,6 +746,26 @@ class Rollout:
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus mean. None before."""
     cause: str | None = None
     """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """The reward of each role that took a turn to train, NaN when unknown; empty where roles have none of their own."""
+
+    def of_role(self, role: str) -> Rollout:
+        """What is trained of one role: its turns, its reward, and whether a limit truncated it."""
+        numbers = [number for number, turn in enumerate(self.turns) if turn.role == role]
+        follows = [number > 0 and self.turns[number - 1].role == role for number in numbers]
+        turns = tuple(
+            self.turns[number] if is_next else replace(self.turns[number], num_shared=0)
+            for number, is_next in zip(numbers, follows, strict=True)
+        )
+        return replace(
+            self,
+            turns=turns,
+            reward=self.role_rewards.get(role, math.nan),
+            is_truncated=StopReason.truncates(self.stop) or any(turn.is_truncated for turn in turns),
+            turn_rewards=tuple(self.turn_rewards[number] for number in numbers) if self.turn_rewards else (),
+            advantage=None,
+            role_rewards={},
+        )
 
     @property
     def oldest_version(self) -> int | None:

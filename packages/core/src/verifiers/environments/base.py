@@ -623,7 +623,7 @@ class Environment(Identified):
             tools=tools or None,
             sampling_args={**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})},
             seed=run.seed_of(state) if run is not None else None,
-            require_tokens=run.require_tokens if run is not None else False,
+            require_tokens=run is not None and run.require_tokens and run.serves(client, state),
             rollout_id=state["trajectory_id"],
             headers=_headers_from_state(answering, state),
             sample=run.sample_of(state) if run is not None and run.is_cached else None,
@@ -662,7 +662,7 @@ class Environment(Identified):
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Record a response as the next step of the trajectory."""
         truncated = response.finish_reason == "length"
-        previous = state["trajectory"][-1] if state["trajectory"] else None
+        previous = self.continued_step(state)
         completion: Messages = [response.message] if self.message_type == "chat" else response.text
         step = TrajectoryStep(
             prompt=prompt_messages,
@@ -692,6 +692,10 @@ class Environment(Identified):
             if step["tokens"] is not None:
                 step["tokens"]["overlong_prompt"] = True
         await maybe_await(self.add_trajectory_step(state, step))
+
+    def continued_step(self, state: State) -> TrajectoryStep | None:
+        """The step whose conversation the next turn continues: the newest one; None before the first."""
+        return state["trajectory"][-1] if state["trajectory"] else None
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
         """Append ``step``; override to set its reward or extras."""

@@ -231,10 +231,12 @@ class State(dict[str, Any], Finished):
 
     def rollout(self) -> Rollout:
         """An immutable copy of the rollout: its turns as sampled, reward and metrics."""
-        error, reward = self["error"], self["reward"]
+        error = self["error"]
+        reward = math.nan if self["reward"] is None else float(self["reward"])
+        turns = turns_of(self["trajectory"])
         return Rollout(
-            turns=turns_of(self["trajectory"]),
-            reward=math.nan if reward is None else float(reward),
+            turns=turns,
+            reward=reward,
             metrics=dict(self["metrics"]),
             error=None if error is None else redacted_text(f"{type(error).__name__}: {error}"),
             cause=None if error is None else redacted_text(cause_of(error)),
@@ -243,6 +245,7 @@ class State(dict[str, Any], Finished):
             text={key: self[key] for key in ("prompt", "completion", "answer")},
             turn_rewards=self._env_turn_rewards(),
             advantage=None if self["advantage"] is None else float(self["advantage"]),
+            role_rewards={turn.role: float(self["metrics"].get(turn.role, reward)) for turn in turns if turn.role},
         )
 
     def _env_turn_rewards(self) -> tuple[float, ...]:
@@ -566,7 +569,7 @@ def is_trained(step: TrajectoryStep) -> bool:
 def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
     """The turns of the trained steps; linear in their tokens while each prompt continues the turn before."""
     turns: list[Turn] = []
-    run: list[tuple[TrajectoryStepTokens, bool, int]] = []
+    run: list[tuple[TrajectoryStepTokens, bool, int, str]] = []
     before, end, shared_of_first = None, 0, 0
     for step in steps:
         if not is_trained(step):
@@ -579,25 +582,27 @@ def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
         if not run:
             shared_of_first = shared
         end = tokens.num_tokens
-        run.append((tokens, dict.__getitem__(step, "is_truncated"), end))
+        role = step["extras"].get("rewarded_role", "")
+        run.append((tokens, dict.__getitem__(step, "is_truncated"), end, role))
         before = tokens
     return tuple(turns + _continued_turns(run, shared_of_first)) if run else ()
 
 
-def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int]], num_shared: int) -> list[Turn]:
+def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int, str]], num_shared: int) -> list[Turn]:
     """Turns whose prompts each begin with the whole turn before; the prompts are views of one array.
 
-    ``run``: (tokens, whether a limit truncated the turn, end position) per turn; ``num_shared``: of the first turn.
+    ``run``: (tokens, whether a limit truncated the turn, end position, role) per turn; ``num_shared``: of the first
+    turn.
     """
     pieces: list[np.ndarray] = []
-    for tokens, _, _ in run:
+    for tokens, *_ in run:
         pieces.append(tokens.new_prompt_ids() if pieces else tokens.prompt_array())
         pieces.append(dict.__getitem__(tokens, "completion_ids"))
     ids = np.concatenate(pieces[:-1]) if len(run) > 1 else pieces[0]
     turns = []
-    for (tokens, is_truncated, end), sampled in zip(run, pieces[1::2], strict=True):
+    for (tokens, is_truncated, end, role), sampled in zip(run, pieces[1::2], strict=True):
         logprobs, version = dict.__getitem__(tokens, "completion_logprobs"), dict.__getitem__(tokens, "version")
         version = version if isinstance(version, int) else np.asarray(version)
-        turns.append(Turn(ids[: end - len(sampled)], sampled, logprobs, version, is_truncated, num_shared))
+        turns.append(Turn(ids[: end - len(sampled)], sampled, logprobs, version, is_truncated, num_shared, role))
         num_shared = end
     return turns

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.errors import ConfigError
-from verifiers.types import Rollout
+from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages, is_dead, turn_advantages
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import PackedRow, fill, pack, shared
-from verifiers_trainer.algorithm.samples import RolloutSamples, is_overlong, rollout_samples
+from verifiers_trainer.algorithm.samples import RolloutSamples, is_overlong, joined, rollout_samples
 
 ROW_TOKENS, ROW_TOKENS_CPU = 1024, 512
 """Bounds on a row where attention costs the square of its length, as everywhere without kernels for packed rows.
@@ -69,8 +69,12 @@ def apply_length_rules(rollout: Rollout, settings: BatchSettings) -> Rollout:
     """Apply the length limits to the reward of a rollout: the only function where length changes a reward.
 
     With ``overlong="drop"`` the reward of a rollout that is too long becomes NaN (unknown). With
-    ``zero_truncated_completions`` a rollout that a limit cut gets the reward 0, unless it failed.
+    ``zero_truncated_completions`` a rollout that a limit cut gets the reward 0, unless it failed. The reward of a role
+    changes by its own turns.
     """
+    if rollout.role_rewards:
+        parts = {role: apply_length_rules(rollout.of_role(role), settings) for role in rollout.role_rewards}
+        rollout = replace(rollout, role_rewards={role: part.reward for role, part in parts.items()})
     if settings.overlong == "drop" and is_overlong(rollout.turns, settings.max_seq_len, settings.max_completion_len):
         return replace(rollout, reward=math.nan)
     if settings.zero_truncated_completions and rollout.is_truncated and rollout.error is None:
@@ -142,15 +146,32 @@ class Group:
         """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
         return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
 
+    def by_role(self) -> dict[str, Group]:
+        """The group of each role: its part of the rollouts in which it took a turn; empty without role rewards."""
+        roles = dict.fromkeys(role for rollout in self.rollouts for role in rollout.role_rewards)
+        return {
+            role: replace(
+                self,
+                rollouts=tuple(rollout.of_role(role) for rollout in self.rollouts if role in rollout.role_rewards),
+                weights={role: 1.0},
+            )
+            for role in roles
+        }
+
     @property
     def oldest_version(self) -> int | None:
         """Policy version of the oldest token; None without tokens."""
         return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
 
     def is_dead(self, settings: BatchSettings) -> bool:
-        """Whether the group has no signal: too few known rewards, or all of them equal. Only "rl" reads rewards."""
+        """Whether the group has no signal: too few known rewards, or all of them equal. Only "rl" reads rewards.
+
+        With rewards for each role: whether no role has a signal.
+        """
         if self.component_of(settings) != "rl":
             return False
+        if parts := self.by_role():
+            return all(part.is_dead(settings) for part in parts.values())
         if settings.credit == "turn":
             turns_G = self.turn_advantages(settings)
             return self.has_too_few(settings) or not any(np.nan_to_num(turns).any() for turns in turns_G)
@@ -260,9 +281,10 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
 
 def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) -> list[RolloutSamples]:
     component = group.component_of(settings)
-    return [
-        rollout_samples(
-            rollout.turns,
+
+    def samples_of(turns: Sequence[Turn], advantage: Any, number: int) -> RolloutSamples:
+        return rollout_samples(
+            turns,
             advantage,
             rollout=group.index * settings.rollouts_per_example + number,
             group=group.index,
@@ -273,8 +295,25 @@ def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) ->
             mask_env_responses=settings.mask_env_responses,
             component=component,
         )
+
+    return [
+        joined(
+            [
+                samples_of(rollout.of_role(role).turns, _of_role(advantage, rollout, role), number)
+                for role in rollout.role_rewards
+            ]
+        )
+        if rollout.role_rewards
+        else samples_of(rollout.turns, advantage, number)
         for number, (rollout, advantage) in enumerate(zip(group.rollouts, credit, strict=True))
     ]
+
+
+def _of_role(advantage: Any, rollout: Rollout, role: str) -> Any:
+    """The part of a rollout's credit that belongs to the turns of a role."""
+    if np.ndim(advantage) == 0:
+        return advantage
+    return [value for turn, value in zip(rollout.turns, advantage, strict=True) if turn.role == role]
 
 
 def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int) -> TrainBatch:
@@ -300,9 +339,7 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         "packing/fill": fill(rows_R, max_tokens),
         "packing/shared": shared(rows_R, samples, weights.weights),
     }
-    advantages_G = [
-        np.array([np.mean(one) if np.size(one) else np.nan for one in rollouts.credit]) for rollouts in credited
-    ]
+    advantages_G = [np.array([_mean_credit(one) for one in rollouts.credit]) for rollouts in credited]
     return TrainBatch(
         rows_R,
         tuple(groups),
@@ -314,6 +351,12 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         weights=tuple(weights.weights),
         first_G=tuple(one.first for one in credited),
     )
+
+
+def _mean_credit(credit: Any) -> float:
+    """The mean advantage over the turns that have one; NaN without any."""
+    known = np.asarray(credit)[~np.isnan(credit)]
+    return float(known.mean()) if known.size else math.nan
 
 
 def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
@@ -336,6 +379,32 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
 
 
 def _unweighted_credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
+    """Per group the advantage of each rollout; one for each turn where roles have rewards of their own.
+
+    The rewards of a role are compared with those of the same role in the sibling rollouts alone.
+    """
+    parts_G = [group.by_role() for group in groups]
+    compared = [part for group, parts in zip(groups, parts_G, strict=True) for part in parts.values() or [group]]
+    left = iter(_credit_of_compared(compared, settings))
+    return [
+        _turn_credit(group, {role: next(left) for role in parts}) if parts else next(left)
+        for group, parts in zip(groups, parts_G, strict=True)
+    ]
+
+
+def _turn_credit(group: Group, credit_of_role: Mapping[str, Sequence[Any]]) -> list[np.ndarray]:
+    """One array [turns] per rollout, each turn with the advantage of its role in this rollout."""
+    left = {role: iter(credit) for role, credit in credit_of_role.items()}
+    turn_credit = []
+    for rollout in group.rollouts:
+        credit = np.full(len(rollout.turns), np.nan)
+        for role in rollout.role_rewards:
+            credit[[turn.role == role for turn in rollout.turns]] = next(left[role])
+        turn_credit.append(credit)
+    return turn_credit
+
+
+def _credit_of_compared(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
     keep_dead = settings.zero_variance == "keep"
     if settings.credit == "turn":
         left_out = [group.has_too_few(settings) if keep_dead else group.is_dead(settings) for group in groups]

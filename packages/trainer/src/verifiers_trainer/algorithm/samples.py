@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verifiers.types import Turn
+from verifiers.types import Rollout, Turn
 
 NOT_SAMPLED = -2
 """Version of a token that no policy sampled: prompts, tool results, offline text. (-1: sampled, version unknown.)"""
@@ -75,10 +75,12 @@ class RolloutSamples:
     samples: tuple[Sample, ...]
     excluded: str | None = None
     """"overlong", "truncated", "unscored" or "empty" when the rollout carries no loss; None when it does."""
+    num_of_role: tuple[int, ...] = ()
+    """How many of the samples are of each role, one after another; empty where roles have no rewards of their own."""
 
     @property
     def num_forks(self) -> int:
-        return max(0, len(self.samples) - 1)
+        return sum(max(0, num - 1) for num in self.num_of_role or (len(self.samples),))
 
 
 def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
@@ -127,6 +129,12 @@ def rollout_samples(
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
+def joined(parts: Sequence[RolloutSamples]) -> RolloutSamples:
+    """The samples of the roles of one rollout together; ``excluded`` says why when none of them has any."""
+    samples = tuple(sample for part in parts for sample in part.samples)
+    return RolloutSamples(samples, None if samples else parts[0].excluded, tuple(len(part.samples) for part in parts))
+
+
 def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_len: int | None = None) -> bool:
     """Whether any sample exceeds ``max_seq_len`` tokens, or ``max_completion_len`` tokens after the first prompt.
 
@@ -140,14 +148,28 @@ def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_l
     return bool(bounds) and max(turn.num_tokens for turn in turns) > min(bounds)
 
 
-def turn_places(turns: Sequence[Turn]) -> list[tuple[int, int, int]]:
-    """Where each turn's completion stands in the samples of ``merge_turns``: (sample, start, end).
+def turn_places(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int, int]]:
+    """Where the completion of each turn of a rollout is in its ``samples``: (sample, start, end).
 
-    A turn of a sample that is left out, for it has no completion token, is at (-1, 0, 0).
+    A turn of a sample that is left out, for it has no completion token or its role is excluded, is at (-1, 0, 0).
     """
+    if not rollout.role_rewards:
+        return _places(rollout.turns, 0) if samples.samples else [(-1, 0, 0)] * len(rollout.turns)
+    places, before = [(-1, 0, 0)] * len(rollout.turns), 0
+    for role, num in zip(rollout.role_rewards, samples.num_of_role, strict=True):
+        numbers = [number for number, turn in enumerate(rollout.turns) if turn.role == role]
+        if num:
+            for number, place in zip(numbers, _places(rollout.of_role(role).turns, before), strict=True):
+                places[number] = place
+        before += num
+    return places
+
+
+def _places(turns: Sequence[Turn], before: int) -> list[tuple[int, int, int]]:
+    """`turn_places` of turns whose samples come after ``before`` others."""
     places = [(-1, 0, 0)] * len(turns)
     chains = [chain for chain in _chains(turns) if any(len(turns[i].completion_ids) for i in chain)]
-    for sample, chain in enumerate(chains):
+    for sample, chain in enumerate(chains, start=before):
         for i in chain:
             places[i] = sample, len(turns[i].prompt_ids), turns[i].num_tokens
     return places

@@ -93,6 +93,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "text": record.text,
                 "turn_rewards": list(record.turn_rewards),
                 "advantage": None if record.advantage is None else _number(record.advantage),
+                "role_rewards": {role: _number(value) for role, value in record.role_rewards.items()},
             }
             for record in group.rollouts
         ],
@@ -102,7 +103,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     ids = {"prompt_ids": turn.prompt_ids.tolist(), "completion_ids": turn.completion_ids.tolist()}
     version = turn.version if isinstance(turn.version, int) else np.asarray(turn.version).tolist()
-    rest = {"version": version, "is_truncated": turn.is_truncated, "shared": turn.num_shared}
+    rest = {"version": version, "is_truncated": turn.is_truncated, "shared": turn.num_shared, "role": turn.role}
     return ids | {"logprobs": turn.sampler_logprobs.tolist()} | rest  # names of version 0.2.0, in its order
 
 
@@ -118,7 +119,8 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
             is_truncated=record["is_truncated"],
             text=record["text"],
             turn_rewards=tuple(record["turn_rewards"]),
-            advantage=record.get("advantage"),  # absent in version 0.2.0
+            advantage=record.get("advantage"),  # absent in version 0.2.0, as are role_rewards and a turn's role
+            role_rewards={role: _from_number(value) for role, value in record.get("role_rewards", {}).items()},
         )
         for record in saved["records"]
     )
@@ -135,6 +137,7 @@ def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
         version=version,
         is_truncated=saved["is_truncated"],
         num_shared=saved["shared"],
+        role=saved.get("role", ""),
     )
 
 

@@ -74,7 +74,7 @@ def _turns(
     texts: Callable[[Sequence[int]], list[str]],
 ) -> list[dict[str, Any]]:
     records = []
-    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_places(rollout.turns), strict=True)):
+    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_places(rollout, samples), strict=True)):
         ids = turn.completion_ids.tolist()
         record: dict[str, Any] = {
             "prompt_tokens": len(turn.prompt_ids),
@@ -86,7 +86,7 @@ def _turns(
         }
         if rollout.turn_rewards:
             record["reward"] = rollout.turn_rewards[index]
-        if samples.samples and ids:
+        if which >= 0 and ids:
             sample = samples.samples[which]
             record["mask"] = _once(sample.loss_mask[start:end].astype(int).tolist())
             record["advantage"] = _once(_rounded(sample.advantages[start:end]))

@@ -323,7 +323,7 @@ class _Subject:
         tasks = [paid.name for paid in self.audit_of.paid if paid.is_task]
         changes = [name for name in CHANGES if not any(task.endswith(f", {name}") for task in tasks)]
         steps, seed = self.audit_of.search_steps, self.audit_of.seed
-        for found in await climb(measure, write, self.answers, changes, steps, seed) if steps else ():
+        for found in await climb(measure, write, self.answers, changes, steps, seed) if steps and changes else ():
             await self._play(found)
 
     def _solves(self, other: NonSolution, trial: Trial) -> bool:

@@ -1,0 +1,189 @@
+"""Several roles in one rollout: whose tokens are trained, with whose rewards, and what a checkpoint keeps of it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import verifiers as vf
+from support.pipeline import pipeline_config
+from support.training import small_policy, small_trainer
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, rollout_stats
+from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState
+
+A, B, C = 100, 200, 300  # the tokens of each role are its hundred and more
+
+
+def rollout(rewards, order="ab", error=None, sizes=3, **fields):
+    """One turn per letter of ``order``, each role continuing its own conversation; ``rewards`` by role."""
+    turns, ids = [], {}
+    for number, role in enumerate(order):
+        start = {"a": A, "b": B, "c": C}[role] + 10 * number
+        prompt = [*ids.get(role, []), 1 + ord(role), 5]
+        sampled = [start + n for n in range(sizes)]
+        turns.append(Turn(prompt, sampled, np.full(sizes, -0.5), 0, role=role))
+        ids[role] = [*prompt, *sampled]
+    known = {role: rewards[role] for role in dict.fromkeys(order)}
+    return Rollout(tuple(turns), rewards.get("a", 0.0), known, error, "stop", role_rewards=known, **fields)
+
+
+def trained(batch):
+    """Token -> its advantage, of every token with loss."""
+    rows = [row for rows in batch.rows_R for row in rows]
+    pairs = [
+        (int(token), float(advantage))
+        for row in rows
+        for token, advantage, mask in zip(row.token_ids, row.advantage, row.loss_mask, strict=True)
+        if mask
+    ]
+    return sorted(pairs)
+
+
+def batch_of(*rollouts, **settings):
+    options = {"share_prompts": False, "batch_size": len(rollouts), "rollouts_per_example": len(rollouts)}
+    return build([Group(0, 7, rollouts)], [], pipeline_config(**options | settings))
+
+
+@pytest.mark.parametrize("advantage", ["mean", "mean_std", "rloo"])
+def test_advantages_compare_a_role_with_the_same_role_of_the_siblings(advantage):
+    generator = np.random.default_rng(0)
+    rewards = {"a": generator.normal(size=4), "b": generator.normal(size=4) + 10}
+    rollouts = [rollout({"a": rewards["a"][n], "b": rewards["b"][n]}, "abab", sizes=1) for n in range(4)]
+    batch = batch_of(*rollouts, advantage=advantage)
+
+    def expected(values):  # an independent computation
+        centred = values - sum(values) / len(values)
+        scale = {"mean": 1.0, "rloo": 4 / 3}.get(advantage) or 1 / (np.sqrt((centred**2).sum() / 3) + 1e-4)
+        return sorted(centred * scale)
+
+    pairs = trained(batch)
+    for role, start, others in (("a", A, (0, 20)), ("b", B, (10, 30))):
+        for turn in others:
+            found = sorted(value for token, value in pairs if token == start + turn)
+            np.testing.assert_allclose(found, expected(rewards[role]), rtol=1e-5)
+
+
+def test_an_unknown_reward_leaves_out_that_role_alone():
+    unknown = rollout({"a": 1.0, "b": math.nan})
+    batch = batch_of(unknown, rollout({"a": 0.0, "b": 1.0}), rollout({"a": 0.5, "b": 0.0}), min_group_fraction=0.5)
+    pairs = trained(batch)
+    assert len([token for token, _ in pairs if token < B]) == 9
+    assert {value for token, value in pairs if token >= B} == {0.5, -0.5}
+    assert len([token for token, _ in pairs if token >= B]) == 6
+
+
+def test_a_role_that_took_no_turn_is_compared_with_nobody():
+    alone = rollout({"a": 4.0}, "a")
+    batch = batch_of(alone, rollout({"a": 0.0, "b": 1.0}), rollout({"a": 2.0, "b": 0.0}))
+    values = {token: value for token, value in trained(batch)}
+    assert {values[B + 10 + n] for n in range(3)} <= {0.5, -0.5}
+    assert sorted({value for token, value in trained(batch) if token < B}) == [-2.0, 0.0, 2.0]
+
+
+def test_a_group_is_dead_when_no_role_has_a_signal():
+    settings = pipeline_config()
+    same = {"a": 1.0, "b": 2.0}
+    assert Group(0, 7, (rollout(same), rollout(same))).is_dead(settings)
+    assert not Group(0, 7, (rollout(same), rollout({"a": 1.0, "b": 3.0}))).is_dead(settings)
+    batch = batch_of(rollout(same), rollout({"a": 1.0, "b": 3.0}))
+    assert {token // 100 for token, _ in trained(batch)} == {2}  # of a role whose rewards are equal, nothing
+
+
+def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
+    first = rollout({"a": 0.0, "b": 0.0}, "aba", turn_rewards=(1.0, 5.0, 2.0), sizes=1)
+    second = rollout({"a": 0.0, "b": 0.0}, "aba", turn_rewards=(0.0, 0.0, 0.0), sizes=1)
+    pairs = trained(batch_of(first, second, credit="turn"))
+    assert pairs == [(A, -1.5), (A, 1.5), (A + 20, -1.0), (A + 20, 1.0), (B + 10, -2.5), (B + 10, 2.5)]
+
+
+def test_length_rules_apply_to_the_role_whose_turns_break_them():
+    one = rollout({"a": 1.0, "b": 1.0}, "abab")
+    cut = replace(
+        one, turns=(one.turns[0], replace(one.turns[1], is_truncated=True), *one.turns[2:]), is_truncated=True
+    )
+    ruled = apply_length_rules(cut, pipeline_config(zero_truncated_completions=True))
+    assert ruled.role_rewards == {"a": 1.0, "b": 0.0}
+    long = replace(
+        one, turns=(*one.turns[:3], replace(one.turns[3], completion_ids=np.arange(99), sampler_logprobs=np.zeros(99)))
+    )
+    dropped = apply_length_rules(long, pipeline_config(max_seq_len=20, overlong="drop"))
+    assert dropped.role_rewards["a"] == 1.0
+    assert math.isnan(dropped.role_rewards["b"])
+    batch = batch_of(long, rollout({"a": 0.0, "b": 0.0}, "abab"), max_seq_len=20)
+    assert len([token for token, _ in trained(batch) if token < B and token >= A]) == 12
+
+
+def test_the_rewards_of_roles_are_metrics_of_a_step():
+    stats = rollout_stats([Group(0, 7, (rollout({"a": 1.0, "b": -1.0}), rollout({"a": 0.0, "b": math.nan})))])
+    assert (stats["reward/a"], stats["reward/b"], stats["rollouts/generated"]) == (0.5, -1.0, 2)
+
+
+def test_a_checkpoint_keeps_roles_and_their_rewards(tmp_path):
+    group = Group(0, 7, (rollout({"a": 1.0, "b": math.nan}, "aba"), rollout({"a": 0.0, "b": 1.0})))
+    save_pipeline(tmp_path, PipelineState(ready=[group]), 0, {})
+    (loaded,) = load_pipeline(tmp_path)[0].ready
+    assert [turn.role for turn in loaded.rollouts[0].turns] == ["a", "b", "a"]
+    settings = pipeline_config(min_group_fraction=0.5, share_prompts=False)
+    assert trained(build([loaded], [], settings)) == trained(build([group], [], settings))
+    assert math.isnan(loaded.rollouts[0].role_rewards["b"])
+
+
+# --- a training step --------------------------------------------------------------------------------------------
+
+
+class Pair(vf.MultiAgentEnv):
+    """Two roles, each shown its own letter."""
+
+    def observe(self, state, role):
+        return {"left": "l", "right": "r"}[role] * 3
+
+
+def left(state):
+    return float(len(state["views"]["left"][-1].content or "") % 3)
+
+
+def right(state):
+    return float(len(state["views"]["right"][-1].content or "") % 2)
+
+
+def pair(**options):
+    rows = [{"question": f"q{n}"} for n in range(8)]
+    return Pair(
+        ("left", "right"), dataset=rows, max_turns=2, rubric=vf.Rubric([left, right], weights=[1.0, 0.0]), **options
+    )
+
+
+def gradient_of(tmp_path, name, env):
+    """The gradient of the first step, of rollouts that are the same in every call."""
+    captured = {}
+
+    class Capture(torch.optim.SGD):
+        def step(self, closure=None):
+            captured["gradient"] = [p.grad.clone() for group in self.param_groups for p in group["params"]]
+
+    model = small_policy()
+    optimizer = Capture(model.parameters(), lr=0.0)
+    with small_trainer(
+        tmp_path / name, env, model, max_steps=1, optimizers=(optimizer, None), zero_variance="keep", max_grad_norm=1e9
+    ) as trainer:
+        trainer.train()
+    return captured["gradient"]
+
+
+def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path):
+    both = gradient_of(tmp_path, "both", pair())
+    only_left = gradient_of(tmp_path, "left", pair(trained_roles=["left"]))
+    only_right = gradient_of(tmp_path, "right", pair(trained_roles=["right"]))
+    assert any(g.abs().max() > 0 for g in only_left)
+    assert any(g.abs().max() > 0 for g in only_right)
+    assert not all(torch.equal(x, y) for x, y in zip(both, only_left, strict=True))
+    # each gradient is a mean over its own tokens: together they span the gradient of both
+    flat = [torch.cat([g.flatten() for g in one]).double() for one in (both, only_left, only_right)]
+    shares = torch.linalg.lstsq(torch.stack(flat[1:], 1), flat[0][:, None])
+    assert float((torch.stack(flat[1:], 1) @ shares.solution - flat[0][:, None]).norm() / flat[0].norm()) < 1e-4
+    assert float(shares.solution.sum()) == pytest.approx(1.0, abs=1e-3)
+    assert (shares.solution > 0).all()
