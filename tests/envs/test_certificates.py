@@ -8,9 +8,8 @@ from verifiers.checks.audit.certificate import read_certificate
 NEEDS_A_JUDGE = {"self-judge"}
 """No reward is known without a model: only the rows are audited."""
 
-NOT_AUDITED = {"kuhn-poker", "shell-tasks"}
-"""A game has no right answer, and one script in both seats solves nothing. The tasks of shell-tasks need solutions that
-run in a sandbox: the oracle of tasks that are folders is not declared yet."""
+NOT_AUDITED = {"kuhn-poker"}
+"""A game has no right answer, and one script in both seats solves nothing."""
 SHIPPED = sorted({info.id for info in vf.list_environments()} - NOT_AUDITED)
 
 
