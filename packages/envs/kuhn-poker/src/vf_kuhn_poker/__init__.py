@@ -146,9 +146,9 @@ class PolicyClient:
 
     async def complete(self, request: vf.ModelRequest) -> vf.Response:
         """One move."""
-        card, moves, style = PROMPTS[
-            tuple(message["content"] for message in request.prompt if message["content"] != RULES)
-        ]
+        assert isinstance(request.prompt, list)
+        texts = tuple(message["content"] for message in request.prompt if message["content"] != RULES)
+        card, moves, style = PROMPTS[texts]
         rng = random.Random(None if request.seed is None else f"{request.seed}:{card}{moves}")
         move = PASS if rng.random() < self.policy[card + moves][0] else BET
         return vf.Response(vf.AssistantMessage(words_of(moves)[move] if style == "words" else move))
