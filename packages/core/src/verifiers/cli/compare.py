@@ -12,7 +12,7 @@ from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
     from verifiers.results.agreement import Agreement
-    from verifiers.results.comparison import Comparison, Difference, Measured
+    from verifiers.results.comparison import Measured
 
 ABOUT = """Compare evaluations example by example: each RUN with the first one of its environment.
 
@@ -45,7 +45,7 @@ def run(call: Call) -> None:
         raise ConfigError(f"--detect is {options['detect']:g}; it must be a difference above 0", key="detect")
     comparison = compare_runs(runs, metrics, detect=options["detect"], anyway=options["anyway"])
     call.facts.update(comparison.to_dict())
-    for line in text_of(comparison):
+    for line in str(comparison).splitlines():
         call.say(line)
     if not comparison.differences or (options["fail_if_worse"] and comparison.refused):
         refused = comparison.refused[0]
@@ -100,41 +100,6 @@ def _agreement_lines(found: Agreement) -> list[str]:
         f"  judged mean  {found.judged_mean:.3f} over all rollouts",
         f"  corrected    {corrected}",
     ]
-
-
-def text_of(comparison: Comparison) -> list[str]:
-    """The lines of a comparison, for people."""
-    letters = {run.name: _letter(number) for number, run in enumerate(comparison.runs)}
-    lines = []
-    for run in comparison.runs:
-        size = sum(map(len, run.values["reward"].values()))
-        counts = f"{len(run.values['reward'])} examples, {size} rollouts"
-        lines.append(f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} · {run.name}")
-    for found in comparison.differences:
-        lines += ["", *_difference_lines(found, letters[found.baseline], letters[found.run])]
-    for pair in comparison.refused:
-        lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
-    return lines
-
-
-def _difference_lines(found: Difference, a: str, b: str) -> list[str]:
-    stderr = f" ± {found.stderr:.3f} (standard error)" if found.stderr == found.stderr else ""
-    interval = f", 95% from {found.low:+.3f} to {found.high:+.3f}" if found.low == found.low else ""
-    means = f"{a} {found.baseline_mean:.3f}, {b} {found.run_mean:.3f}"
-    lines = [
-        f"{b} − {a}  {found.metric}: {found.sentence()}",
-        f"  means        {means}",
-        f"  difference   {found.difference:+.3f}{stderr}{interval}",
-        f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost}, {found.equal} equal",
-        f"  test         {found.test}, p = {found.p:.3g}, adjusted {found.p_adjusted:.3g}",
-    ]
-    if any(found.unpaired):
-        lines.append(f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only in {b}")
-    return lines + [f"  note         {note}" for note in found.notes]
-
-
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
 COMMAND = SmallCommand(

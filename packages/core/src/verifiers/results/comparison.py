@@ -144,6 +144,38 @@ class Comparison:
             "refused": [dataclasses.asdict(pair) for pair in self.refused],
         }
 
+    def __str__(self) -> str:
+        letters = {run.name: _letter(number) for number, run in enumerate(self.runs)}
+        lines = []
+        for run in self.runs:
+            size = sum(map(len, run.values["reward"].values()))
+            counts = f"{len(run.values['reward'])} examples, {size} rollouts"
+            lines.append(f"{letters[run.name]}  {run.env_id or '?'} · {run.model or '?'} · {counts} · {run.name}")
+        for found in self.differences:
+            lines += ["", *_difference_lines(found, letters[found.baseline], letters[found.run])]
+        for pair in self.refused:
+            lines += ["", f"{letters[pair.baseline]} and {letters[pair.run]}: {pair.sentence()}"]
+        return "\n".join(lines)
+
+
+def _difference_lines(found: Difference, a: str, b: str) -> list[str]:
+    stderr = f" ± {found.stderr:.3f} (standard error)" if found.stderr == found.stderr else ""
+    interval = f", 95% from {found.low:+.3f} to {found.high:+.3f}" if found.low == found.low else ""
+    lines = [
+        f"{b} − {a}  {found.metric}: {found.sentence()}",
+        f"  means        {a} {found.baseline_mean:.3f}, {b} {found.run_mean:.3f}",
+        f"  difference   {found.difference:+.3f}{stderr}{interval}",
+        f"  examples     {found.num_examples}: {b} won {found.won}, lost {found.lost}, {found.equal} equal",
+        f"  test         {found.test}, p = {found.p:.3g}, adjusted {found.p_adjusted:.3g}",
+    ]
+    if any(found.unpaired):
+        lines.append(f"  left out     {found.unpaired[0]} examples only in {a}, {found.unpaired[1]} only in {b}")
+    return lines + [f"  note         {note}" for note in found.notes]
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
+
 
 def compare_runs(
     runs: Sequence[Measured],
