@@ -82,6 +82,7 @@ REQUIRED: dict[str, Callable[..., dict]] = {
     "EnvGroup": lambda _: {"envs": [env(add), env(add)]},
     "EnvGroupRubric": lambda _: {"group": vf.EnvGroup([env(add)])},
     "MCPEnv": lambda _: {"mcp_servers": [{"name": "files", "command": "serve"}], "dataset": ROWS},
+    "MultiAgentEnv": lambda _: {"dataset": ROWS, "roles": ["asker", "knower"]},
     "GymEnv": lambda _: {"env_cls": Toy},
     "AgentEnv": lambda _: {"dataset": ROWS, "agent": "codex"},
     "HarborEnv": lambda tmp: {"path": write_task(tmp / "one"), "images": {IMAGE: "host"}},
@@ -166,6 +167,7 @@ OTHER = {
     "query": {"version": "2"},
     "question_key": "prompt_text",
     "require_all": False,
+    "roles": ["solver", "critic"],
     "rubric": vf.Rubric(funcs=[second]),
     "rubrics": [vf.Rubric(funcs=[first]), vf.Rubric()],
     "sampling_args": {"temperature": 0.5},
@@ -182,6 +184,7 @@ OTHER = {
     "timeout_s": 6.0,
     "timeout_seconds": 4.0,
     "tool_defs": [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
+    "tool_names": ["search"],
     "tools": [subtract],
     "tools_shown": False,
     "trained_roles": ["main"],
@@ -205,6 +208,9 @@ SPECIAL = {
     ("HybridMathRubric", "score_range"): ({}, (0.0, 2.0)),
     ("HybridMathRubric", "judge_client"): ({}, {"gpt-5-nano": ScriptedClient("yes")}),
     ("TextArenaEnv", "strict"): ({}, True),
+    ("MultiAgentEnv", "trained_roles"): ({}, ["asker"]),
+    ("TwoPlayerEnv", "trained_roles"): ({}, ["first"]),
+    ("TwoPlayerEnv", "rubric"): ({"roles": ("white", "black")}, vf.Rubric(funcs=[second])),
     ("AgentEnv", "agent"): ({}, "pi"),
     ("AgentEnv", "command"): ({"agent": None, "command": ["one"]}, ["another"]),
     ("AgentEnv", "tools"): ({}, ["shell"]),
@@ -243,7 +249,7 @@ NOT_TAKEN = (
     }
     | {
         (cls, "message_type")
-        for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
+        for cls in "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv".split()
     }
     | {("HarborEnv", name) for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")}
     | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}

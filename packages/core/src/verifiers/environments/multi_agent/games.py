@@ -14,6 +14,7 @@ from verifiers.environments.multi_turn import MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import setup
 from verifiers.rollouts.state import State
+from verifiers.rubrics import Rubric
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Message, Messages
 
@@ -49,8 +50,12 @@ class TwoPlayerEnv(MultiAgentEnv):
             raise ConfigError("a two-player game has two roles: the first player, then the second", key="roles")
         self.players = tuple(self.roles)
         scored = next(iter(self.trained_roles), self.players[0])
+        is_given = parameters.get("rubric") is not None  # and may be that of another environment too
+        payoffs = Rubric(parser=self.parser) if is_given else self.rubric
         for player, name in enumerate(self.players):
-            self.rubric.add_reward_func(_payoff_of(self, player), weight=float(name == scored))
+            payoffs.add_reward_func(_payoff_of(self, player), weight=float(name == scored))
+        if is_given:
+            self.add_rubric(payoffs)
 
     # --- methods to override ----------------------------------------------------------------------------------
 
