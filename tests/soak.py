@@ -648,7 +648,8 @@ def check_training(folder: Path, losses: list[tuple[int, str]], saved: Mapping[s
             continue
         step, ratio = row["step"], row.get("sampler/log_ratio_abs")
         require(ratio is None or ratio < MISMATCH, f"step {step}: mean |log ratio| {ratio} of tokens just sampled")
-        rollouts = [json.loads(text) for text in (folder / f"completions/step-{step}.jsonl").read_text().splitlines()]
+        lines = (folder / f"completions/step-{step}.jsonl").read_text().splitlines()
+        rollouts = [row for row in map(json.loads, lines) if row["trained"]]
         sampled = sum(rollout["completion_tokens"] for rollout in rollouts)
         require(row["tokens/trained"] == sampled, f"step {step}: {row['tokens/trained']} tokens of {sampled} sampled")
         oldest = min(rollout["policy_version"] for rollout in rollouts)

@@ -78,7 +78,8 @@ def trained(tmp_path_factory):
 
 def change(file, key, value):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows[-1][key] = value(rows[-1][key])
+    last = [row for row in rows if row.get("trained", True)][-1]
+    last[key] = value(last[key])
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
