@@ -345,11 +345,12 @@ def test_every_dead_batch_and_every_dropped_group_is_recorded():
     source = PipelineThread(inner)
     source.start()
     try:
-        steps(source, policy, 2)
+        batches = steps(source, policy, 2)
     finally:
         source.close()
     dropped = [(step, [group.index for group in groups], bool(numbers)) for step, groups, numbers in recorded]
-    assert dropped == [(1, [0, 1], True), (1, [2, 3], True), (1, [4, 5], True), (2, [8], False)]
+    assert dropped == [(1, [0, 1], True), (1, [2, 3], True), (1, [4, 5], True)]
+    assert [[group.index for group in batch.discarded] for batch in batches] == [[], [8]]  # counted by their step
     assert [numbers["dead/rollouts"] for _, _, numbers in recorded[:3]] == [8, 16, 24]
     assert recorded[0][2]["dead/reward"] == 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from pathlib import Path
@@ -385,10 +386,13 @@ def test_rollouts_are_printed_when_asked(tmp_path, capsys):
 def test_one_sibling_of_each_example_is_logged_when_asked(tmp_path):
     def logged(folder, **settings):
         run(small_trainer(folder, max_steps=1, log_completions=True, **settings))
-        return len((Path(folder) / "completions" / "step-1.jsonl").read_text().splitlines())
+        lines = (Path(folder) / "completions" / "step-1.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        trained = [row["group"] for row in rows if row["trained"]]
+        return len(trained), len(rows) // len({row["group"] for row in rows})
 
-    assert logged(tmp_path / "one", log_unique_prompts=True) == 2
-    assert logged(tmp_path / "all") == 8
+    assert logged(tmp_path / "one", log_unique_prompts=True) == (2, 1)
+    assert logged(tmp_path / "all") == (8, 4)
 
 
 def test_checkpoints_of_every_nth_step_stay(tmp_path):
