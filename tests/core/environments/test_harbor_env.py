@@ -6,6 +6,7 @@ import verifiers as vf
 from support.agents import WRITER
 from support.harbor_tasks import IMAGE, TEST, write_task
 from support.isolated import bubblewrap_or_skip
+from verifiers.environments.agents.turns import AgentRun
 from verifiers.testing import ScriptedClient
 
 HOST = {IMAGE: "host"}
@@ -358,6 +359,19 @@ def test_an_agent_program_is_ended_when_the_time_of_the_task_is_over_and_what_it
     idle = run_program(quiet, PROGRAM + "time.sleep(600)", max_idle_seconds=3)
     assert "3 s (max_idle_seconds)" in idle["errors"][0]["message"]
     assert idle["rewards"] == [1.0]
+
+
+def test_a_timer_that_ends_before_the_time_of_the_task_makes_no_error(tmp_path, monkeypatch):
+    """As uvloop's do, by a millisecond."""
+    next_call = AgentRun.next_call
+
+    async def ends_early(run, idle_s):
+        return await next_call(run, idle_s - 0.1)
+
+    monkeypatch.setattr(AgentRun, "next_call", ends_early)
+    slow = write_task(tmp_path / "slow", "[agent]\ntimeout_sec = 4.0\n")
+    results = run_program(slow, PROGRAM + "time.sleep(600)")
+    assert (reward(results), results["stop_conditions"]) == (1.0, ["agent_time_over"])
 
 
 def test_a_program_of_the_working_directory_stays_out_of_the_work_folder(task, tmp_path, monkeypatch):

@@ -225,10 +225,13 @@ class AgentTurns(MultiTurnEnv):
         with Hook(state, "the agent"):
             if run.task is None:
                 await self._start(run, state)
+            left_s = self.agent_seconds_left(state)
             try:
-                run.call = await run.next_call(min(self.max_idle_seconds, self.agent_seconds_left(state)))
+                run.call = await run.next_call(min(self.max_idle_seconds, left_s))
             except TimeoutError:
-                if self.agent_seconds_left(state) <= 0:
+                if left_s <= self.max_idle_seconds:
+                    # a timer of uvloop may end a millisecond early
+                    await asyncio.sleep(max(0.0, self.agent_seconds_left(state)) + 0.01)
                     return False
                 raise SandboxLimit(
                     f"the agent {state['agent']['name']!r} was ended: it neither called the model nor ended for "
