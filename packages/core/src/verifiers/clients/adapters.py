@@ -84,7 +84,7 @@ class _Adapter(Identified):
         await self._resources.aclose()
 
     async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _send(self, resources, request)")
 
     async def _call(self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call ``create(**arguments)``, in a thread unless it is a coroutine function."""

@@ -29,7 +29,7 @@ class Metric(Protocol):
 class _Collected:
     def add_output(self, output: Output) -> None:
         """Take one rollout."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define add_output(self, output)")
 
     def add_outputs(self, outputs: Iterable[Output]) -> None:
         """Take several rollouts."""

@@ -165,7 +165,7 @@ class AgentTurns(MultiTurnEnv):
 
     async def open_process(self, agent: Agent, installed: Installed | None, route: Route, state: State) -> AgentProcess:
         """Prepare the agent in a sandbox of the rollout."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define open_process")
 
     def agent_seconds_left(self, state: State) -> float:
         """Seconds until a stop condition ends the agent, by a limit other than those of every rollout."""
