@@ -91,6 +91,20 @@ class BatchCache(Cache):
             layer.values = _grown(layer.values[:, :, cut_left : layer.length].index_select(0, rows), 0)
             layer.length -= cut_left
 
+    def repeat_shifted(self, starts: list[int]) -> None:
+        """Repeat the only row ``len(starts)`` times, the n-th moved right by ``starts[n]`` columns.
+
+        The columns do not become more: what moves past the end is dropped, and zeros come in on the left.
+        """
+        for layer in self.buffers:
+            length = layer.length
+            keys = layer.keys.new_zeros(len(starts), *layer.keys.shape[1:])
+            values = layer.values.new_zeros(len(starts), *layer.values.shape[1:])
+            for row, start in enumerate(starts):
+                keys[row, :, start:length] = layer.keys[0, :, : max(0, length - start)]
+                values[row, :, start:length] = layer.values[0, :, : max(0, length - start)]
+            layer.keys, layer.values = keys, values
+
     def append_rows(self, other: BatchCache) -> None:
         """Add the rows of ``other``; the shorter of the two is padded with zeros on the left."""
         for mine, theirs in zip(self.buffers, other.buffers, strict=True):

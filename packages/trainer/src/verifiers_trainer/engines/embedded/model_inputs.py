@@ -53,6 +53,10 @@ class ForwardPass:
         self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         if autocast_dtype is not None:
             keep_precision(model.get_output_embeddings())
+        if (head := model.get_output_embeddings()) is not None:
+            # torch multiplies a slice of the hidden states by one copy of a frozen weight per row: with SmolLM2-135M
+            # under LoRA and eight prompts, half of the prefill's time.
+            head.register_forward_pre_hook(lambda module, arguments: (arguments[0].contiguous(), *arguments[1:]))
         self._give_up = give_up
         for part in interruptible_parts(model):
             part.register_forward_pre_hook(self._check)

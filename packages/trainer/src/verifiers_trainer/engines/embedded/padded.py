@@ -1,7 +1,7 @@
 """Generation in one left-padded batch: rows leave when they finish and new ones join between two steps.
 
-All rows end in the same cache column, so a decoding step is one forward pass of one column. Equal prompts that join
-together are prefilled once. With ``max_rows=1`` this is the deterministic mode: one request at a time with a
+All rows end in the same cache column, so a decoding step is one forward pass of one column. Of prompts that join
+together, equal ones are prefilled once, and so are the tokens with which all of a pass begin (solved examples). With ``max_rows=1`` this is the deterministic mode: one request at a time with a
 separate cache, so that the result depends on weights, prompt, sampling parameters and seed alone.
 
 A row's cache is freed with the row: no later request reads keys computed under older weights. A row that is running
@@ -10,7 +10,7 @@ during a weight update keeps its old keys and continues under the new weights.
 A pause does not wait for a long forward pass: the pass is aborted between two layers and repeated afterwards, at most
 ``_MAX_INTERRUPTIONS`` times in a row to guarantee progress. Sampling tokens needs no weights and no pause.
 
-Not supported: speculative decoding, prefix sharing between batches, models with recurrent state.
+Not supported: speculative decoding, prefixes kept from one prefill to the next, models with recurrent state.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 STOPPED = "the engine was stopped"
 _MAX_INTERRUPTIONS = 3
 _PASSES_TO_JOIN = 4
+_SHORTEST_PREFIX = 16
 _Computed = TypeVar("_Computed")
 
 
@@ -228,13 +229,19 @@ class PaddedGenerator:
         ids_NT = np.zeros((len(unique), width), np.int64)
         for row, ids in enumerate(unique.values()):
             ids_NT[row, width - len(ids) :] = ids
-        starts_N = torch.tensor([width - len(ids) for ids in unique.values()], device=self._device)
-        ragged = min(len(ids) for ids in unique.values()) < width
+        starts = [width - len(ids) for ids in unique.values()]
+        starts_N = torch.tensor(starts, device=self._device)
+        ragged = any(starts)
         ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
+        shared = _shared_prefix(list(unique.values()))
+        prefix_1P = torch.from_numpy(ids_NT[:1, starts[0] :][:, :shared]).to(self._device)
 
         def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
             cache = BatchCache()
-            logits_NV = self._forward(ids_NT_on_device, cache, starts_N if ragged else None)
+            if shared:
+                self._forward(prefix_1P, cache, None)
+                cache.repeat_shifted(starts)
+            logits_NV = self._forward(ids_NT_on_device[:, shared:], cache, starts_N if ragged else None)
             return logits_NV, cache, [score_prompt(self._forward, request, self._device) for request in requests]
 
         (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
@@ -274,3 +281,13 @@ class PaddedGenerator:
         rows = [row for row, r in enumerate(transcript.requests) if transcript.alive[row] and r.request_id in aborted]
         self._report([transcript.finish(row, "abort") for row in rows])
         self._settle()
+
+
+def _shared_prefix(prompts: list[np.ndarray]) -> int:
+    """Number of tokens with which all ``prompts`` begin, at least one left over in each; 0 where it is not worth it."""
+    if len(prompts) == 1:
+        return 0
+    shortest = min(len(ids) for ids in prompts) - 1
+    differs_T = np.any([ids[:shortest] != prompts[0][:shortest] for ids in prompts[1:]], axis=0)
+    shared = int(differs_T.argmax()) if differs_T.any() else shortest
+    return shared if shared >= _SHORTEST_PREFIX else 0
