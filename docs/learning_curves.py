@@ -1,12 +1,14 @@
 """Write the learning curves of finished runs, one plot and one table per set of seeds, for `train/learning.md`.
 
-    python docs/learning_curves.py NAME RUN_FOLDER [RUN_FOLDER ...]
+    python docs/learning_curves.py NAME RUN_FOLDER [RUN_FOLDER ...] [--line REWARD LABEL]
 
-writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (plotted from the table alone).
+writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (plotted from the table alone), and
+prints the held-out rewards as a Markdown table. ``--line`` draws what the best non-solution earns.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from pathlib import Path
@@ -43,7 +45,20 @@ def write_table(path: Path, rows: list[dict[str, float | str]]) -> None:
         )
 
 
-def draw(table: Path, picture: Path, title: str) -> None:
+def in_markdown(rows: list[dict[str, float | str]]) -> str:
+    """Return the held-out rewards, ± one standard error: a line per run, a column per evaluated step."""
+    held_out = [row for row in rows if "held_out_reward" in row]
+    steps = sorted({row["step"] for row in held_out})
+    lines = ["| seed | " + " | ".join(f"{step} steps" if step else "before" for step in steps) + " |"]
+    lines.append("|---" * (len(steps) + 1) + "|")
+    for run in sorted({row["run"] for row in held_out}):
+        of_run = {row["step"]: row for row in held_out if row["run"] == run}
+        cells = [f"{of_run[s]['held_out_reward']:.2f} ± {of_run[s]['held_out_stderr']:.2f}" for s in steps]
+        lines.append(f"| {run} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(table: Path, picture: Path, title: str, line: tuple[float, str] | None) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,6 +85,8 @@ def draw(table: Path, picture: Path, title: str) -> None:
             capsize=3,
             label=f"seed {number}: held out, 95 % interval",
         )
+    if line is not None:
+        axes.axhline(line[0], color="black", linestyle="--", linewidth=1, label=line[1])
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("reward")
     axes.set_title(title)
@@ -81,12 +98,18 @@ def draw(table: Path, picture: Path, title: str) -> None:
 
 
 def main() -> None:
-    name, *runs = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--line", nargs=2, metavar=("REWARD", "LABEL"))
+    chosen = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    table = FOLDER / f"{name}.csv"
-    write_table(table, table_of([Path(run) for run in runs]))
-    draw(table, FOLDER / f"{name}.png", name)
-    sys.stdout.write(f"wrote {table} and {table.with_suffix('.png')}\n")
+    table = FOLDER / f"{chosen.name}.csv"
+    rows = table_of(chosen.runs)
+    write_table(table, rows)
+    line = (float(chosen.line[0]), chosen.line[1]) if chosen.line else None
+    draw(table, table.with_suffix(".png"), chosen.name, line)
+    sys.stdout.write(f"{in_markdown(rows)}\nwrote {table} and {table.with_suffix('.png')}\n")
 
 
 if __name__ == "__main__":

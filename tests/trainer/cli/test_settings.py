@@ -90,7 +90,7 @@ def test_every_shipped_file_is_usable(path):
 
 
 def test_the_shipped_files_are_there():
-    assert {path.name for path in CONFIGS} >= {"tiny-cpu.toml", "smollm2-reverse-text.toml", "alphabet-sort.toml"}
+    assert {path.name for path in CONFIGS} >= {"tiny-cpu.toml", "smollm2-sums.toml", "alphabet-sort.toml"}
 
 
 def test_every_documented_training_setting_is_known(read):

@@ -1,4 +1,4 @@
-"""small-tasks: six tasks that a model of 135M parameters does about half of the time. One turn, one exact reward.
+"""small-tasks: seven tasks that a model of 135M parameters does about half of the time. One turn, one exact reward.
 
 The public interface is ``load_environment``; the README describes the tasks, the reward and the baselines.
 """
@@ -24,7 +24,7 @@ def load_environment(
     """The small-tasks environment.
 
     Args:
-        task: "capitals", "json", "names", "numbers", "calculator" or "commands"; "all" cycles through them.
+        task: "capitals", "json", "names", "numbers", "calculator", "stories" or "commands"; "all" cycles through them.
         num_train_examples: Training rows; fewer where a task has fewer.
         num_eval_examples: Held-out rows, disjoint from the training rows; at most half of what a task has.
         num_shots: Solved examples before the question; -1 = all that the task has.

@@ -1,4 +1,4 @@
-"""The six tasks: instruction, solved examples, every question with its answer, and what counts as right.
+"""The seven tasks: instruction, solved examples, every question with its answer, and what counts as right.
 
 They were chosen by measurement: a model of 135M parameters solves a fifth to four fifths of each, and no constant
 reply, echo or copied word solves more than one in thirty. What makes them solvable for it: the words are common, the
@@ -43,6 +43,7 @@ CAPITALS = {
 JOBS = "baker driver nurse singer farmer pilot cook painter".split()
 ROOMS = "attic bathroom bedroom cellar garage garden hall kitchen library lobby nursery office pantry studio".split()
 DEVICES = "lamp radio fan heater camera speaker screen kettle alarm pump".split()
+THINGS = "apples coins books eggs".split()
 OPERATIONS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -145,6 +146,23 @@ def _calculations() -> list[Pair]:
     ]
 
 
+def _stories() -> list[Pair]:
+    stories = (
+        ("{name} has {a} {things} and gets {b} more. How many {things}?", lambda a, b: f"CALC({a}+{b})"),
+        ("{name} has {sum} {things} and loses {b}. How many are left?", lambda a, b: f"CALC({a + b}-{b})"),
+        ("{name} buys {a} boxes with {b} {things} each. How many {things}?", lambda a, b: f"CALC({a}*{b})"),
+        ("{name} shares {a} {things} among {b} friends. How many for each?", lambda a, b: f"CALC({a}/{b})"),
+    )
+    return [
+        (story.format(name=name, things=things, a=a, b=b, sum=a + b), call(a, b))
+        for story, call in stories
+        for name in FIRST_NAMES[::8]
+        for things in THINGS
+        for a in range(2, 61)
+        for b in range(2, 21)
+    ]
+
+
 TASKS: dict[str, Task] = {
     "capitals": Task(
         "",
@@ -187,6 +205,17 @@ TASKS: dict[str, Task] = {
             ("What is thirty divided by five?", "CALC(30/5)"),
         ),
         _calculations,
+        is_equal,
+    ),
+    "stories": Task(
+        "Write the call of the calculator.",
+        (
+            ("Tim has 12 coins and gets 7 more. How many coins?", "CALC(12+7)"),
+            ("Eve has 40 eggs and loses 8. How many are left?", "CALC(40-8)"),
+            ("Max buys 6 boxes with 9 books each. How many books?", "CALC(6*9)"),
+            ("Liz shares 30 apples among 5 friends. How many for each?", "CALC(30/5)"),
+        ),
+        _stories,
         is_equal,
     ),
     "commands": Task(
