@@ -73,6 +73,8 @@ def environment() -> dict[str, str]:
     imports anew, which is more than half of the time that the trainer takes to import.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # "auto" is one process per core, and cores then idle: tests also wait, for servers, time limits and disks
+    kept.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str((os.cpu_count() or 1) + 1))
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
 
 

@@ -1,7 +1,9 @@
 """For all tests: a session that can be interrupted, and test ids that are the same in every process."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +12,21 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looke
 # A session started in a shell's background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what collecting imports (torch, transformers, every test) out of garbage collection for good.
+
+    Every training ends with a full collection, which would walk through a million objects that nothing ever drops.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -281,6 +281,25 @@ def test_a_dry_run_loads_everything_shows_it_and_writes_nothing(run):
     assert json.loads(run("@", "run.toml", "--dry-run", "--json").stdout)["plan"]["device"] == "cpu"
 
 
+IMPORTS = """
+import gc, sys
+from verifiers_trainer.cli.train import importing
+
+with importing():
+    assert not gc.isenabled()
+assert gc.isenabled() and gc.get_freeze_count() > 10_000
+gc.unfreeze()
+sys.modules["torch"] = sys  # a program that calls the command decides itself
+with importing():
+    assert gc.isenabled()
+assert gc.get_freeze_count() == 0
+"""
+
+
+def test_the_command_keeps_what_it_imports_out_of_garbage_collection_where_the_process_is_its_own():
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=60)
+
+
 def test_a_dumped_configuration_is_the_same_run(run):
     dumped = run("@", "run.toml", "--trainer.args.max_steps", "7", "--dump-config")
     assert dumped.exit_code == 0, dumped.output

@@ -29,8 +29,9 @@ import accelerate.optimizer as accelerate_optimizer
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from transformers import PrinterCallback, Trainer, TrainerCallback, get_scheduler
-from transformers.optimization import GreedyLR
+from transformers.optimization import GreedyLR, get_scheduler
+from transformers.trainer import Trainer
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers_trainer.distributed import deepspeed, fsdp

@@ -32,8 +32,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback, set_seed
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_utils import TrainOutput, set_seed
 
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment

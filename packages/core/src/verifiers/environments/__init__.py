@@ -1,19 +1,18 @@
-"""Base classes of environments. Those with tools, sandboxes or members are imported on first use."""
+"""Base classes of environments. Each is imported on first use: a command that only finds environments needs none."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from verifiers.environments.base import Environment
-from verifiers.environments.multi_turn import MultiTurnEnv
-from verifiers.environments.single_turn import SingleTurnEnv
-
 if TYPE_CHECKING:
+    from verifiers.environments.base import Environment
     from verifiers.environments.group import EnvGroup
     from verifiers.environments.harbor.env import HarborEnv
+    from verifiers.environments.multi_turn import MultiTurnEnv
     from verifiers.environments.python import PythonEnv
     from verifiers.environments.sandbox import SandboxEnv
+    from verifiers.environments.single_turn import SingleTurnEnv
     from verifiers.environments.stateful_tool import StatefulToolEnv
     from verifiers.environments.tool import ToolEnv
 
@@ -31,9 +30,12 @@ __all__ = [
 
 _LAZY = {
     "EnvGroup": "group",
+    "Environment": "base",
     "HarborEnv": "harbor.env",
+    "MultiTurnEnv": "multi_turn",
     "PythonEnv": "python",
     "SandboxEnv": "sandbox",
+    "SingleTurnEnv": "single_turn",
     "StatefulToolEnv": "stateful_tool",
     "ToolEnv": "tool",
 }

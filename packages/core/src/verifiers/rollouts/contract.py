@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from verifiers.rollouts.state import State
-from verifiers.types import Messages, Response
+if TYPE_CHECKING:
+    from verifiers.rollouts.state import State
+    from verifiers.types import Messages, Response
 
 
 class LoadedFrom(NamedTuple):

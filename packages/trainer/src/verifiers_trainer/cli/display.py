@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from verifiers.data.messages import escape_control

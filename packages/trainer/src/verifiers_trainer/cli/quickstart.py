@@ -19,7 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from transformers import TrainerCallback, set_seed
+from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_utils import set_seed
 from transformers.utils import logging as transformers_logging
 
 import verifiers as vf

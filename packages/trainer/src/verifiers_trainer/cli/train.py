@@ -9,9 +9,11 @@ options and files have been read.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -33,6 +35,24 @@ Any key of the file can be set as --section.key VALUE; the command line has prec
 Repeat the command to continue a stopped run: it resumes from the newest valid checkpoint in the output folder.
 """
 EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import torch and all around it without garbage collection, and keep what that makes out of later ones.
+
+    It is a million objects that live as long as the process: collections would walk through them many times during the
+    import, and again in every training. A program that has imported torch itself decides about its own objects.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Command(click.Command):
@@ -111,7 +131,8 @@ def train_command(
                 raise ConfigError(f"--cwd: cannot run in {cwd}: {error.strerror}") from error
         make_importable(words)
         check_first(words)  # before torch is loaded, which takes seconds
-        from verifiers_trainer.cli.session import Session
+        with importing():
+            from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)
 
@@ -149,7 +170,8 @@ def quickstart_command(
     def body(result: dict[str, Any]) -> int:
         from rich.console import Console
 
-        from verifiers_trainer.cli import quickstart
+        with importing():
+            from verifiers_trainer.cli import quickstart
 
         console = Console(stderr=True, quiet=quiet)
         summary = quickstart.run(output_dir, console=console, **options)

@@ -16,7 +16,8 @@ from verifiers_trainer.distributed.launcher import warn_of_unused_split
 from verifiers_trainer.policy import builtin_models
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 
 def get_model_and_tokenizer(

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transformers import TrainerCallback
 from transformers.integrations import WandbCallback, get_reporting_integration_callbacks
+from transformers.trainer_callback import TrainerCallback
 
 from verifiers.runtime.install_lines import install_line
 from verifiers.storage.files import atomic_write

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import TrainingArguments  # not from the root, whose types are those of every model
 
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS

@@ -23,7 +23,6 @@ import importlib_metadata
 from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.completion import items, paths
 from verifiers.cli.install import installer
-from verifiers.cli.install.agents import install_agent
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
@@ -57,6 +56,8 @@ def run(call: Call) -> None:
         _list(call)
         return
     if call.options["agent"]:
+        from verifiers.cli.install.agents import install_agent
+
         install_agent(call, call.options["agent"])
         return
     request = _request(call)
