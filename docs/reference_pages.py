@@ -43,6 +43,7 @@ COMMANDS = (
     "vf-train quickstart",
     "vf-vllm",
     "vf-serve",
+    "vf-serve-env",
     "vf-view",
     "vf-tui",
 )
@@ -170,7 +171,7 @@ TOPICS = {
     "Environments": "SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup Environment "
     "load_environment list_environments check_environment audit_environment",
     "Agents, and environments of other projects": "AgentEnv Agent model_gateway HarborEnv GymEnv TextArenaEnv "
-    "ReasoningGymEnv MCPEnv",
+    "ReasoningGymEnv MCPEnv OpenEnvEnv",
     "Methods of environments": "stop setup cleanup teardown",
     "Rewards": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric reward metric advantage",
     "Parsers": "Parser XMLParser ThinkParser MaybeThinkParser",

@@ -25,6 +25,7 @@ SMALL = {
     "vf-init": ("id", "path", "files"),
     "vf-install": ("command", "distribution", "version", "entry_point"),
     "vf-setup": ("files",),
+    "vf-serve-env": ("url",),
     "vf-view": ("url",),
     "vf-tui": (),
 }
@@ -34,7 +35,7 @@ HOSTILE = "no\x1b]0;owned\x07\x1b[2J\u202esuch"
 
 def run(command: str, *words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command as a child, without keys."""
-    module = f"verifiers.cli.{command.removeprefix('vf-')}"
+    module = f"verifiers.cli.{command.removeprefix('vf-').replace('-', '_')}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "VF_"))}
     return subprocess.run(
         [sys.executable, "-m", module, *words],

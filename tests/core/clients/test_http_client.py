@@ -9,12 +9,15 @@ import socket
 import threading
 import time
 import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import aiohttp
 import numpy as np
 import pytest
 
 import verifiers as vf
+from support.small_envs import single_turn
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
 from verifiers.errors import (
     AuthenticationFailed,
@@ -397,12 +400,46 @@ async def test_a_web_page_or_a_redirect_is_no_endpoint(models):
             await preflight(server.url)
 
 
-async def test_a_wrong_path_is_found_before_the_run_and_a_server_without_a_listing_is_not_wrong():
+async def test_a_wrong_path_ends_the_run_at_its_first_request_and_a_server_without_a_listing_is_not_wrong():
     with FakeServer("x") as server:
+        wrong = OpenAIChatCompletionsClient(base_url=server.url.removesuffix("/v1") + "/api")
         with pytest.raises(EndpointUnreachable, match="/v1"):
-            await preflight(server.url.removesuffix("/v1") + "/api")
+            await single_turn(5).a_evaluate(wrong, "m")
+        await wrong.aclose()
     with FakeServer("x", models=Behaviour(404)) as server:
         assert await preflight(server.url) is None
+        assert not server.requests
+
+
+async def test_a_server_of_a_few_lines_is_asked_for_nothing_but_its_models_before_the_first_rollout():
+    """It has one route and reads the message without looking whether one is there."""
+
+    class Few(BaseHTTPRequestHandler):
+        asked: ClassVar[list] = []
+
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.asked.append(request["messages"][-1]["content"])
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+            body = json.dumps({"id": "1", "model": "m", "choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Few)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        client = OpenAIChatCompletionsClient(base_url=f"http://127.0.0.1:{server.server_port}/v1")
+        results = await single_turn(2).a_evaluate(client, "m")
+        await client.aclose()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (results["errors"], len(Few.asked)) == ([None, None], 2)
 
 
 async def test_a_silent_server_is_given_up_on():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import verifiers as vf
+from support.small_envs import single_turn
 from verifiers.clients import as_client, load_endpoints
 from verifiers.clients.dialects import messages, responses
 from verifiers.testing import Behaviour, FakeServer
@@ -86,12 +87,12 @@ async def test_a_base_url_of_the_vendors_sdk_is_accepted_too(suffix):
 
 
 @pytest.mark.parametrize("kind", CLIENTS.values(), ids=CLIENTS)
-async def test_the_check_before_a_run_finds_a_wrong_url(kind):
+async def test_the_first_request_of_a_run_finds_a_wrong_url(kind):
     with FakeServer("ok", models=Behaviour(404), script=[404]) as server:
         client = kind(base_url=server.url)
         with pytest.raises(vf.EndpointUnreachable, match="no completions endpoint"):
-            await client.preflight("scripted")
-        assert server.hits[0].path == f"/v1/{kind.path}"
+            await single_turn(1).a_evaluate(client, "scripted")
+        assert [hit.path for hit in server.hits] == [f"/v1/{kind.path}"]
         await client.aclose()
 
 

@@ -80,7 +80,9 @@ def test_the_model_walks_over_the_frozen_lake_to_the_goal():
     assert results["rewards"] == [1.0]
     steps = results["states"][0]["trajectory"]
     assert [step["reward"] for step in steps] == [0, 0, 0, 0, 0, 1]
-    assert steps[-1]["extras"] == {"terminated": True, "truncated": False}
+    info = results["states"][0]["gym_info"]
+    assert steps[-1]["extras"] == {"terminated": True, "truncated": False, "gym_info": info}
+    assert (list(info), results["states"][0]["gym_done"]) == (["prob"], True)
 
 
 def test_the_row_decides_the_episode_and_training_and_evaluation_rows_differ():
@@ -107,7 +109,11 @@ def test_every_action_counts_up_to_the_bound_of_steps():
     env = GymEnv("CartPole-v1", num_train_episodes=0, num_eval_episodes=1, max_episode_steps=3)
     results = run(env, "0", "1")
     assert results["rewards"] == [3.0]
-    assert results["states"][0]["trajectory"][-1]["extras"] == {"terminated": False, "truncated": True}
+    assert results["states"][0]["trajectory"][-1]["extras"] == {
+        "terminated": False,
+        "truncated": True,
+        "gym_info": {},
+    }
     limited = GymEnv("CartPole-v1", num_train_episodes=0, num_eval_episodes=1, max_turns=3)
     assert run(limited, "0", "1")["rewards"] == [3.0]  # the last turn's action is taken, too
 

@@ -329,3 +329,29 @@ def test_fields_of_a_model_read_by_key():
     point["x"] = 2
     assert (point["x"], point.get("y", 3), "x" in point, "y" in point) == (2, 3, True, False)
     assert TimeSpans(spans=[{"start": 1.0, "end": 3.0}, {"start": 0.0, "end": 1.0}]).duration == 3.0
+
+
+def test_rows_saved_with_spans_in_seconds_are_read_in_milliseconds(tmp_path):
+    """As 0.1.14 saved them; a row of 0.1.9 has milliseconds at its top level."""
+    from verifiers.utils.save_utils import load_outputs
+
+    spans = {name: {"start": 10.0, "end": 10.5, "duration": 0.5} for name in ("setup", "generation", "scoring")}
+    timing = {"start_time": 10.0, **spans, "model": {"spans": [], "duration": 0.25}, "total": 1.0, "overhead": 0.125}
+    rows = [{"example_id": 0, "timing": timing}, {"example_id": 1, "generation_ms": 5.0, "total_ms": 7.0}]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
+
+    newer, older = load_outputs(tmp_path)
+
+    assert newer["timing"] == {
+        "start_time": 10.0,
+        **dict.fromkeys(("setup_ms", "generation_ms", "scoring_ms"), 500.0),
+        "model_ms": 250.0,
+        "total_ms": 1000.0,
+        "overhead_ms": 125.0,
+    }
+    assert (newer["timing"].model.duration, newer["timing"]["total"]) == (0.25, 1.0)
+    assert older["timing"] == {"generation_ms": 5.0, "total_ms": 7.0}
+    with pytest.raises(AttributeError):
+        _ = older["timing"].model
+    with pytest.raises(KeyError, match="duration alone"):
+        newer["timing"].model["start"]

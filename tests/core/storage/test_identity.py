@@ -84,6 +84,7 @@ REQUIRED: dict[str, Callable[..., dict]] = {
     "MCPEnv": lambda _: {"mcp_servers": [{"name": "files", "command": "serve"}], "dataset": ROWS},
     "MultiAgentEnv": lambda _: {"dataset": ROWS, "roles": ["asker", "knower"]},
     "GymEnv": lambda _: {"env_cls": Toy},
+    "OpenEnvEnv": lambda _: {"url": "http://127.0.0.1:8000"},
     "AgentEnv": lambda _: {"dataset": ROWS, "agent": "codex"},
     "HarborEnv": lambda tmp: {"path": write_task(tmp / "one"), "images": {IMAGE: "host"}},
     "ReasoningGymEnv": lambda _: {"gym": "leg_counting"},

@@ -2129,3 +2129,98 @@ def handlers_that_a_rubric_is_given():
     rubric.add_cleanup_handler(clean)
     play(single(rubric), "x")
     return seen
+
+
+@row("5", (THIRD,))
+def a_state_that_is_marked_as_timed_out():
+    class Marking(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **kwargs):
+            self.mark_timed_out(state)
+            return said("go on")
+
+    env = Marking(dataset=data(), max_turns=2)
+    state = asyncio.run(env.init_state({"prompt": said("p"), "example_id": 0, "answer": ""}, client("x"), "m"))
+    returned = env.mark_timed_out(state)
+    results = play(env, "x", state_columns=["timed_out"])
+    return [
+        [returned, *(state[name] for name in ("timed_out", "stop_condition", "is_completed"))],
+        [column(results, "stop_condition"), column(results, "timed_out")],
+    ]
+
+
+@row("5", (THIRD,))
+def the_spans_of_a_rollouts_time():
+    class Slow(vf.MultiTurnEnv):
+        async def setup_state(self, state):
+            await asyncio.sleep(0.02)
+            return state
+
+        async def env_response(self, messages, state, **kwargs):
+            await asyncio.sleep(0.03)
+            return said("go on")
+
+    env = Slow(dataset=data(), max_turns=2)
+    row = {"prompt": said("p"), "example_id": 0, "answer": ""}
+    timing = asyncio.run(env.rollout(row, client("x"), "m"))["timing"]
+    saved = column(play(env, "x"), "timing")[0]
+    parts = timing.setup.duration + timing.model.duration + timing.env.duration
+    return [
+        [0.01 <= timing.setup.duration < 1, 0.02 <= timing.env.duration < 1, timing.scoring.duration],
+        [parts <= timing.generation.duration < 2],
+        [0.01 <= saved["setup"]["duration"] < 1, 0.02 <= saved["env"]["duration"] < 1],
+        [0 <= saved[name]["duration"] < 2 for name in ("generation", "scoring", "model")],
+        [0.03 <= saved["total"] < 2, 0 <= saved["overhead"] < 1],
+    ]
+
+
+@row("5", CLIENTS)
+def an_observation_is_told_by_a_method():
+    try:
+        from verifiers.envs.experimental.gym_env import GymEnv
+    except ImportError:  # the release is installed without Gymnasium
+        return "not installed"
+
+    class Counter:
+        def __init__(self):
+            self.at = 0
+
+        def reset(self, seed=None):
+            return 7, {}
+
+        def step(self, action):
+            self.at += 1
+            return self.at, 0.5, self.at == 2, False, {"at": self.at}
+
+    class Told(GymEnv):
+        def obs_to_text(self, obs):
+            return f"told {obs}"
+
+    env = Told(env_cls=Counter, action_parser=str, num_train_episodes=1, num_eval_episodes=1)
+    results = play(env, "a", "b", state_columns=["trajectory", "gym_done"])
+    steps = column(results, "trajectory")[0]
+    return [
+        [text_of(message) for message in column(results, "prompt")[0]],
+        [text_of(message) for message in column(results, "completion")[0][:3]],
+        [[step["reward"], step["extras"]["gym_info"]] for step in steps[:2]],
+        column(results, "gym_done"),
+    ]
+
+
+@row("5", CLIENTS)
+def a_rubric_cleans_up_a_state():
+    seen = []
+
+    class Cleaning(vf.Rubric):
+        @vf.cleanup
+        async def clean(self, state):
+            seen.append(state["n"])
+
+    asyncio.run(Cleaning(funcs=[half]).cleanup(finished_state(n=1)))
+    return seen
+
+
+@row("3.2", (FIRST, SECOND))
+def the_type_of_an_openai_response():
+    from openai.types.chat import ChatCompletion
+
+    return vf.ChatCompletion is ChatCompletion

@@ -409,6 +409,14 @@ async def test_bodies_that_are_no_json_and_prompts_that_are_no_tokens(engine):
         assert refusal(answer)["param"] == "prompt"
 
 
+async def test_fields_that_a_proxy_nests_are_fields_of_the_body(engine):
+    """rLLM's gateway sends ``extra_body`` as it is written for OpenAI's SDK, which would have flattened it."""
+    asked = {**ask(), "max_tokens": 2, "ignore_eos": True, "extra_body": {"return_token_ids": True, "max_tokens": 1}}
+    nested, wrong = await post(engine, [asked, {**asked, "extra_body": {"no_such_field": 1}}])
+    assert (nested[0], len(nested[1]["choices"][0]["token_ids"])) == (200, 2)
+    assert refusal(wrong)["param"] == "no_such_field"
+
+
 async def test_an_unknown_model_is_not_found(engine):
     (answer,) = await post(engine, [ask(model="gpt-9")])
     assert refusal(answer, 404)["code"] == "model_not_found"

@@ -77,7 +77,7 @@ _TRAINER = frozenset(
 )
 """Names from the package verifiers-trainer."""
 
-_INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv".split())
+_INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv OpenEnvEnv".split())
 """Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *`` always works."""
 
 __all__ = sorted(_HOME)
@@ -107,8 +107,8 @@ def _older(name: str) -> Any:
         raise AttributeError(f"vf.{name}: {compat.LATER[name]}")
     if name not in compat.NAMES:
         raise AttributeError(f"module 'verifiers' has no attribute {name!r}{_suggestion(name)}")
-    compat.note(name, compat.NAMES[name])
-    return __getattr__(compat.NAMES[name])
+    compat.note(name, present := compat.NAMES[name])
+    return compat.load(present) if ":" in present else __getattr__(present)
 
 
 def _from_trainer(name: str) -> Any:

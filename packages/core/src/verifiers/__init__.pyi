@@ -45,6 +45,7 @@ from verifiers.environments import (
 from verifiers.environments.agents import Agent, AgentEnv, model_gateway
 from verifiers.environments.integrations import GymEnv as GymEnv
 from verifiers.environments.integrations import MCPEnv as MCPEnv
+from verifiers.environments.integrations import OpenEnvEnv as OpenEnvEnv
 from verifiers.environments.integrations import ReasoningGymEnv as ReasoningGymEnv
 from verifiers.environments.integrations import TextArenaEnv as TextArenaEnv
 from verifiers.environments.multi_agent import MultiAgentEnv, Role, TwoPlayerEnv

@@ -53,6 +53,7 @@ RUBRIC_METHODS = {
         name: f"{_SCORING}:{name}"
         for name in ("score_rollouts score_rollouts_sync score_nothing dummy_score_rollout dummy_score_group".split())
     },
+    "cleanup": f"{_SCORING}:clean_up",
 }
 """Older methods of rubrics; see ``legacy_methods``."""
 SCORE_FIELDS = f"{_SCORING}:score_fields"
@@ -76,6 +77,7 @@ ENVIRONMENT_METHODS = {
     "_cleanup": "verifiers.legacy.running:clean_up",
     "_teardown": "verifiers.legacy.running:tear_down",
     "increment_state_usage_from_response": "verifiers.legacy.running:increment_state_usage_from_response",
+    "mark_timed_out": "verifiers.legacy.running:mark_timed_out",
     "run_rollouts": "verifiers.legacy.running:run_rollouts",
     **{
         name: f"verifiers.legacy.tokens:{name}"
@@ -96,6 +98,12 @@ TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monito
 """Likewise of tool environments."""
 MEMBERS_OF = "verifiers.environments.group:EnvGroup"
 """Makes a group of the mapping that ``EnvGroupRubric`` was given in older versions."""
+TIMES = {name: f"{name}_ms" for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")}
+"""Names below a rollout's timing whose values were seconds, most of them spans -> the present key, in milliseconds."""
+SECONDS_OF = "verifiers.legacy.timing:seconds_of"
+"""Reads them."""
+FLAT_TIMING = "verifiers.legacy.timing:flat_timing"
+"""The timing of a saved row of an older version."""
 USAGE_TRACKER = "verifiers.legacy.usage:StateUsageTracker"
 """``state["usage_tracker"]``."""
 
@@ -114,6 +122,8 @@ NAMES = {
     "GenerateInputs": "RolloutInput",
     "ModelResponse": "Response",
     "ChatMessage": "Message",
+    "ChatCompletion": "openai.types.chat:ChatCompletion",
+    "Completion": "openai.types:Completion",
 }
 """Old names of ``verifiers`` itself, resolved by its ``__getattr__``."""
 
@@ -122,7 +132,6 @@ LATER = {
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
     "CliAgentEnv": f"{_EDITION}; a vf.AgentEnv with a command runs an agent's program in a sandbox",
     "RLMEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that asks the model again",
-    "OpenEnvEnv": f"{_EDITION}; a vf.GymEnv steps anything with reset and step",
     "OpenCodeEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
     "ComposableEnv": f"{_EDITION}; a vf.EnvGroup combines environments",
     "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
@@ -323,6 +332,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Attributes of environments", ENVIRONMENT_PROPERTIES),
     ("Attributes of tool environments", TOOL_PROPERTIES),
     ("Parameters of `process_env_results`", TOKENIZER),
+    ("Times of a rollout, in seconds", TIMES),
     ("Metrics of older files", METRICS),
     ("Keys of an endpoint registry", ENDPOINT_KEYS),
     ("Forms that work as they are", UNCHANGED),

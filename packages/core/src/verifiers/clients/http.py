@@ -31,7 +31,6 @@ from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.spending import metered
 from verifiers.errors import (
-    AuthenticationFailed,
     ConfigError,
     EndpointUnreachable,
     MalformedResponse,
@@ -150,15 +149,15 @@ class HttpClient(Identified):
         await self._pools.aclose()
 
     async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
-        """Check the endpoint before a run; return a warning when its listing lacks ``model``, else None.
+        """Ask for the models before a run; return a warning when they lack ``model``, else None.
+
+        A server without a listing is sent nothing else: the first request of the run finds a wrong URL or key.
 
         Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``, ``MissingKeyError``.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 names = await self.list_models()
-                if names is None:
-                    await self._probe()
         except TimeoutError:
             raise EndpointUnreachable(
                 f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
@@ -189,14 +188,6 @@ class HttpClient(Identified):
         entries = listing.get("data") if isinstance(listing, dict) else None
         entries = entries if isinstance(entries, list) else []
         return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
-
-    async def _probe(self) -> None:
-        """Send an empty request, which a model endpoint refuses and a wrong URL answers with 404."""
-        pool = self._pools.here()
-        status, body, retry_after = await self._exchange(pool, "POST", self._post_url, b"{}", None)
-        error = failure(status, body, pool.endpoint, "", retry_after) if status != 200 else None
-        if isinstance(error, AuthenticationFailed | EndpointUnreachable):
-            raise error
 
     async def _exchange(
         self, pool: Pool, method: str, url: URL, body: bytes | None, headers: Mapping[str, str] | None

@@ -16,6 +16,7 @@ from verifiers.results.rows import state_to_output
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.types import StopReason
 
 
 def eval_inputs(env: Environment, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
@@ -100,6 +101,12 @@ async def clean_up(env: Environment, state: State) -> None:
 async def tear_down(env: Environment) -> None:
     """``env.aclose()``."""
     await env.aclose()
+
+
+def mark_timed_out(env: Environment, state: State) -> None:
+    """Record that the rollout reached its time limit. A rollout that goes on records its own end, and stays marked."""
+    state["timed_out"], state["is_completed"] = True, True
+    state["stop_condition"] = StopReason.TIMEOUT.value
 
 
 def increment_state_usage_from_response(env: Environment, state: State, response: object) -> None:

@@ -46,6 +46,11 @@ async def score_dicts(rubric: Rubric, states: Sequence[Any], score_sem: Any) -> 
     return scores
 
 
+async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
+    """Run the cleanup handlers of ``rubric`` for one rollout, once."""
+    await rubric.run_cleanup([state if isinstance(state, State) else State(state)])
+
+
 def score_rollouts(
     rubric: Rubric,
     prompts: Sequence[Any],

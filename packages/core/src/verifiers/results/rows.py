@@ -16,7 +16,7 @@ from verifiers import compat
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import JournalError, ScoringError, where_of
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
-from verifiers.rollouts.state import State
+from verifiers.rollouts.state import State, Timing
 from verifiers.runtime.json import decode_row, encode_row
 from verifiers.runtime.redaction import redacted_column, redacted_text
 from verifiers.storage.identity import rollout_key
@@ -153,7 +153,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         is_completed=state["is_completed"],
         is_truncated=state["is_truncated"],
         stop_condition=state["stop_condition"],
-        timing=AttributeDict(state["timing"]),
+        timing=Timing.of(state["timing"]),
         token_usage=dict(state["usage"]),
         tool_defs=state["tool_defs"],
     )
@@ -195,7 +195,10 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
             output[name] = normalize_messages(output[name])
     if output["error"] is not None:
         output["error"] = ErrorInfo.of(output["error"])
-    output["timing"] = AttributeDict(output["timing"] or _flat_timing(row))
+    timing = output["timing"]
+    if not timing or not timing.keys().isdisjoint(compat.TIMES):
+        timing = compat.load(compat.FLAT_TIMING)(row)
+    output["timing"] = Timing.of(timing)
     output["info"] = {} if output["info"] is None else output["info"]
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = unpack(output["trajectory"])
@@ -244,11 +247,6 @@ def _column(name: str, value: Any) -> Any:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else NAN
-
-
-def _flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
-    """Timing that older versions stored at the top level."""
-    return {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}
 
 
 def _where(error: BaseException) -> str | None:

@@ -14,15 +14,17 @@ from verifiers.environments.integrations import extras
 if TYPE_CHECKING:
     from verifiers.environments.integrations.gym import EpisodicSumRubric, GymEnv
     from verifiers.environments.integrations.mcp import MCPEnv
+    from verifiers.environments.integrations.openenv import OpenEnvEnv
     from verifiers.environments.integrations.reasoning_gym import ReasoningGymEnv
     from verifiers.environments.integrations.textarena import TextArenaEnv
 
-__all__ = ["EpisodicSumRubric", "GymEnv", "MCPEnv", "ReasoningGymEnv", "TextArenaEnv"]
+__all__ = ["EpisodicSumRubric", "GymEnv", "MCPEnv", "OpenEnvEnv", "ReasoningGymEnv", "TextArenaEnv"]
 
 _HOMES = {
     "EpisodicSumRubric": ("gym", None),
     "GymEnv": ("gym", extras.GYM),
     "MCPEnv": ("mcp", extras.MCP),
+    "OpenEnvEnv": ("openenv", None),
     "ReasoningGymEnv": ("reasoning_gym", extras.REASONING_GYM),
     "TextArenaEnv": ("textarena", extras.TEXTARENA),
 }

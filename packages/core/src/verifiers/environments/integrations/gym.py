@@ -65,7 +65,8 @@ class GymEnv(MultiTurnEnv):
         env = GymEnv("FrozenLake-v1", env_kwargs={"is_slippery": False}, obs_to_text=lambda obs: f"You are on {obs}.")
 
     The question of a row precedes the first observation. Each turn has ``reward``, and ``extras["terminated"]``,
-    ``extras["truncated"]``; the last ``info`` of the environment is ``state["gym_info"]``. Further parameters are
+    ``extras["truncated"]`` and ``extras["gym_info"]``, the ``info`` of its step; the last one is
+    ``state["gym_info"]``, and ``state["gym_done"]`` whether the episode ended. Further parameters are
     ``MultiTurnEnv``'s.
 
     *Raises* ConfigError when Gymnasium is not installed or a setting is invalid.
@@ -98,7 +99,9 @@ class GymEnv(MultiTurnEnv):
             parameters["rubric"] = EpisodicSumRubric()
         super().__init__(**parameters)
         self.env_cls, self.env_kwargs = env_cls, dict(env_kwargs or {})
-        self.action_parser, self.obs_to_text = action_parser, obs_to_text or _text
+        self.action_parser = action_parser
+        if obs_to_text is not None and type(self).obs_to_text is GymEnv.obs_to_text:
+            self.obs_to_text = obs_to_text  # type: ignore[assignment]
         self.max_episode_steps, self.seed = max_episode_steps, seed
 
     def make_env(self) -> Any:
@@ -107,12 +110,17 @@ class GymEnv(MultiTurnEnv):
             return extras.GYM.load("GymEnv").make(self.env_cls, **self.env_kwargs)
         return self.env_cls(**self.env_kwargs)
 
+    def obs_to_text(self, observation: Any) -> Any:
+        """The content of the user message for an observation; may be async. An override wins over the parameter."""
+        return "" if observation is None else str(observation)
+
     # --- one episode --------------------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
         """Create and reset ``state["gym_env"]``, and append its first observation to the prompt."""
         env = state["gym_env"] = self.make_env()
         observation, state["gym_info"] = _reset(env, seed_of(state, self.seed))
+        state["gym_done"] = False
         state["prompt"] = opened(self.as_prompt(state["prompt"]), await maybe_await(self.obs_to_text(observation)))
 
     async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
@@ -132,7 +140,7 @@ class GymEnv(MultiTurnEnv):
             observation, reward, terminated, truncated, state["gym_info"] = _step(state["gym_env"], action)
         truncated = truncated or len(state["trajectory"]) == self.max_episode_steps
         step["reward"] = reward
-        step["extras"] |= {"terminated": terminated, "truncated": truncated}
+        step["extras"] |= {"terminated": terminated, "truncated": truncated, "gym_info": state["gym_info"]}
         content = await maybe_await(self.obs_to_text(observation))
         if terminated or truncated:
             self._end(state, content)
@@ -157,7 +165,7 @@ class GymEnv(MultiTurnEnv):
         return _default_action(await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"])
 
     def _end(self, state: State, content: object) -> None:
-        state["final_env_response"] = self._user_message(content)
+        state["gym_done"], state["final_env_response"] = True, self._user_message(content)
 
     def _user_message(self, content: Any) -> Messages:
         return content if self.message_type == "completion" else self.as_prompt([{"role": "user", "content": content}])
@@ -169,10 +177,6 @@ def _require_known(gymnasium: Any, env_id: str) -> None:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
         raise ConfigError(f"Gymnasium has no environment {env_id!r}: {error}") from error
-
-
-def _text(observation: object) -> str:
-    return "" if observation is None else str(observation)
 
 
 def _default_action(answer: Any, env: Any) -> Any:

@@ -67,6 +67,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    extra_body: dict[str, msgspec.Raw] | None = None
+    """More fields of the body, which some proxies nest; the body's own win."""
     # Labels without effect.
     user: Any = None
     metadata: Any = None
@@ -126,6 +128,10 @@ def decode_body(content: bytes, kind: type[_Body]) -> _Body:
     """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not supported."""
     try:
         body = _DECODERS[kind].decode(content)
+        if body.extra_body:
+            given = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            del given["extra_body"]
+            body = _DECODERS[kind].decode(msgspec.json.encode({**body.extra_body, **given}))
     except msgspec.ValidationError as error:
         text = str(error)
         if "unknown field" in text:

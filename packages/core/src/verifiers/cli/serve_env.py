@@ -1,0 +1,85 @@
+"""``vf-serve-env``: an environment as a server that OpenEnv's clients reset and step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from verifiers.cli.common.command import SCHEMA, Call, SmallCommand, one_word
+from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifiers.integrations.openenv import EnvServer
+
+ABOUT = """Serve an environment to clients of OpenEnv: whoever steps a session is its model.
+
+Sessions run at the same time, each with a rollout of its own. There is no authentication: serve to machines you trust.
+
+\b
+  vf-serve-env reverse-text
+  vf-serve-env wordle -a '{"num_eval_examples": 50}' --port 8001 --max-sessions 16
+"""
+
+
+def run(call: Call) -> None:
+    """Serve until interrupted. *Raises* ``ConfigError``."""
+    from verifiers.environments.registry import load_environment
+    from verifiers.integrations.openenv import EnvServer
+
+    options = call.options
+    try:
+        args = json.loads(options["env_args"])
+    except ValueError as error:
+        raise ConfigError(f"--env-args: {error}; give a JSON object") from error
+    if not isinstance(args, dict):
+        raise ConfigError("--env-args is not a JSON object", key="env_args")
+    env = load_environment(one_word(call, "one environment"), **args)
+    server = EnvServer(env, options["max_sessions"])
+    asyncio.run(_serve(call, server, options["host"], options["port"]))
+
+
+async def _serve(call: Call, server: EnvServer, host: str, port: int) -> None:
+    from aiohttp import web
+
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=5)
+    await runner.setup()
+    try:
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port") from error
+        address = f"http://{host}:{runner.addresses[0][1]}"
+        if call.json:  # print it now: the command ends with Ctrl-C
+            print(
+                json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out
+            )
+            call.json = False
+        else:
+            call.say(f"{server.name} at {address}, {server.max_sessions} sessions: vf.OpenEnvEnv({address!r})")
+        call.out.flush()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+COMMAND = SmallCommand(
+    name="vf-serve-env",
+    about=ABOUT,
+    metavar="ENV",
+    options=[
+        click.Option(["-a", "--env-args"], default="{}", metavar="JSON", help="Arguments of load_environment."),
+        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
+        click.Option(["--port"], default=8000, type=click.IntRange(0, 65535), help="Port; 0 is any free one [8000]."),
+        click.Option(["--max-sessions"], default=64, type=click.IntRange(1), help="Sessions at the same time [64]."),
+    ],
+    keys=("url",),
+    action=run,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Times of a rollout as older versions had them: spans and sums in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.compat import TIMES
+
+_SUMS = ("total", "overhead")
+"""The names that had no span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The seconds of one part of a rollout, to read only; when the part began and ended is not kept.
+
+    >>> Span(0.5).duration, Span(0.5)["duration"]
+    (0.5, 0.5)
+    """
+
+    duration: float
+
+    def __getitem__(self, name: str) -> float:
+        if name != "duration":
+            raise KeyError(f"{name!r}: a part of a rollout has its duration alone; timing.start_time is the rollout's")
+        return self.duration
+
+
+def seconds_of(timing: Mapping[str, float], key: str, name: str) -> Any:
+    """A time in milliseconds as the span, or the sum, of that older name."""
+    seconds = timing[key] / 1000
+    return seconds if name in _SUMS else Span(seconds)
+
+
+def flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
+    """The timing of a row that an older version saved: spans in seconds, or milliseconds at the row's top level."""
+    saved = row.get("timing") or {}
+    if not saved:
+        return {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}
+    flat = {"start_time": saved["start_time"]} if "start_time" in saved else {}
+    for name, key in TIMES.items():
+        if name in saved:
+            flat[key] = 1000 * (saved[name] if name in _SUMS else saved[name]["duration"])
+    return flat

@@ -1,0 +1,40 @@
+"""An ``EnvServer`` of ``vf-serve-env`` on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from verifiers.integrations.openenv import EnvServer
+
+
+@contextmanager
+def served(env: Any, **options: Any) -> Iterator[tuple[str, EnvServer]]:
+    """(address, server) while the block runs."""
+    server, loop, started = EnvServer(env, **options), asyncio.new_event_loop(), threading.Event()
+    port: list[int] = []
+
+    async def serve(ended: asyncio.Event) -> None:
+        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.append(runner.addresses[0][1])
+        started.set()
+        await ended.wait()
+        await runner.cleanup()
+
+    ended = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(ended)), daemon=True)
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield f"http://127.0.0.1:{port[0]}", server
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(20)
+        loop.close()
