@@ -14,23 +14,16 @@ from pathlib import Path
 import pytest
 
 import verifiers as vf
+from support.real_agents import CASES, LAST_WORDS, SHELLS, play
 from verifiers.environments.agents.agent import find_agent, find_installed
 from verifiers.testing import ScriptedClient
+from verifiers.types import Response
 from vf_shell_tasks import TASKS
 
 pytestmark = pytest.mark.real
-SHELLS = {
-    "codex": ("exec_command", "cmd", {}),
-    "opencode": ("bash", "command", {"description": "write"}),
-    "pi": ("bash", "command", {}),
-    "claude-code": ("Bash", "command", {"description": "write"}),
-    "qwen-code": ("run_shell_command", "command", {"description": "write", "is_background": False}),
-    "mini-swe-agent": ("bash", "command", {}),
-}
-"""Agent -> the tool that runs a command, its parameter, and what else it takes."""
 AGENTS = list(SHELLS)
-LAST_WORDS = {"mini-swe-agent": vf.ToolCall("c2", "bash", '{"command":"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')}
-"""Agent -> the call that ends it, where a text does not."""
+EXPECTED_REWRITES = {("pi", "broken JSON"): 1}
+"""(agent, case) -> how often it really rewrites its history; elsewhere never. ``fork_table.py`` prints the table."""
 
 
 def model_of(name):
@@ -73,6 +66,32 @@ def test_an_agent_does_its_work_and_its_history_is_the_sampled_one(name):
     main = [step for step in state["trajectory"] if step["extras"]["role"] == "main"]
     assert main[1]["prompt"][: len(main[0]["prompt"]) + 1] == [*main[0]["prompt"], *main[0]["completion"]]
     assert len(state.rollout().turns) == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["codex", "pi"])
+def test_a_conversation_is_one_sample_whatever_the_model_says(name, case):
+    env_of(name)  # skips where it is not installed
+    measured = play(name, case)
+    assert measured.error is None
+    assert measured.rewrites == EXPECTED_REWRITES.get((name, case), 0)
+
+
+def test_codex_that_replaces_its_history_begins_another_sample_and_its_summary_is_known():
+    def reply(request):
+        if not request.tools:
+            return "A summary: answer.txt holds 42, and that is all there was to do."
+        if any("produced a summary" in str(message["content"]) for message in request.prompt):
+            return "All is done."
+        num_tokens = 90_000 if request.prompt[-1]["role"] == "tool" else 100
+        call = vf.ToolCall(f"c{num_tokens}", "exec_command", '{"cmd":"echo 42 > answer.txt"}')
+        return Response(vf.AssistantMessage(None, [call]), "tool_calls", usage=vf.Usage(num_tokens, 10))
+
+    env = env_of("codex")
+    env.agent_args = ["-c", "model_auto_compact_token_limit=50000"]
+    (output,) = env.evaluate(ScriptedClient(reply), "m").outputs
+    assert (output.error, output.reward) == (None, 1.0)
+    assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main", "summary", "main"], 1)
 
 
 @pytest.mark.parametrize("solved", [True, False])

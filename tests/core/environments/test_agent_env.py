@@ -418,6 +418,53 @@ def test_when_the_run_is_killed_no_agent_is_left():
     assert mark not in _processes()
 
 
+RESUMED = """
+import sys
+import verifiers as vf
+from support.agents import WRITER
+from verifiers.testing import ScriptedClient
+
+mark, path, waits = sys.argv[1:]
+rows = [{"question": f"{mark} {n}", "answer": "42"} for n in range(6)]
+env = vf.AgentEnv(command=["python3", "agent.py", "{prompt}"], files={"agent.py": WRITER}, collect=["*.txt"],
+                  dataset=rows, rubric=vf.Rubric(funcs=[lambda state: float("answer.txt" in state["files"])]))
+
+async def reply(request):
+    import asyncio
+    print("asked", flush=True)
+    if waits == "waits" and request.prompt[1]["content"][-1] in "345":
+        await asyncio.sleep(600)
+    return "done" if request.prompt[-1]["role"] == "tool" else vf.ToolCall("c", "write", {"text": "42"})
+
+results = env.evaluate(ScriptedClient(reply), "m", max_concurrent=6, results_path=path, on_progress=lambda outputs, _:
+                       [print("stored", output.example_id, flush=True) for output in outputs])
+print("done", len(results.outputs), results["rewards"], len(set(o.example_id for o in results.outputs)), flush=True)
+"""
+
+
+def test_a_run_that_is_killed_resumes_keeps_its_finished_rollouts_and_leaves_no_agent(tmp_path):
+    if (why := refusal()) is not None:
+        pytest.skip(why)
+    mark = f"{time.time_ns()}"
+
+    def child(waits):
+        words = [sys.executable, "-u", "-c", RESUMED, mark, str(tmp_path / "run"), waits]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd="tests")
+
+    with child("waits") as first:
+        lines = []
+        while sum(line.startswith("stored") for line in lines) < 3 or lines.count("asked\n") < 9:
+            lines.append(first.stdout.readline())
+            assert lines[-1], "it ended before it was killed"
+        assert mark in _processes().replace(f"{mark} {tmp_path}", "")
+        first.kill()
+    with child("goes") as second:
+        said = second.stdout.read().splitlines()
+    assert said.count("asked") == 6, "three rollouts of two calls; those that were stored are not played again"
+    assert said[-1] == f"done 6 {[1.0] * 6} 6"
+    assert mark not in _processes()
+
+
 def _processes():
     return subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout
 

@@ -24,6 +24,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 
 from verifiers.environments.harbor import building
 from verifiers.environments.harbor.dockerfile import Dockerfile, read_dockerfile
+from verifiers.environments.harbor.images import ImageStore
 from verifiers.errors import ConfigError, SandboxError
 from verifiers.sandbox import Sandbox as Session
 from verifiers.sandbox import SandboxSpec, backend_for
@@ -32,8 +33,8 @@ from verifiers.sandbox.transfer import pack, put, take
 WALL_S = 6 * 3600.0
 """Longest life of one sandbox; Harbor's own limits are shorter."""
 ROOT_USERS = (None, "root", "0", 0)
-_LAYERS: dict[str, bytes] = {}
-"""Hash of an environment -> its files; built once in a process."""
+_LAYERS: dict[str, building.Layer] = {}
+"""Hash of an environment -> what it makes of its image; built once in a process."""
 _BUILDING = asyncio.Lock()
 
 
@@ -41,19 +42,20 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
     """A Harbor environment.
 
     Arguments of ``--ek``: ``host_images``, images separated by commas in whose place this machine's system programs
-    stand; ``without_network``, true to run tasks that ask for a network or say nothing about it; ``backend``, a sandbox
-    with the capability "root".
+    stand; ``images``, a folder with the root file systems of others, as that of ``HarborEnv``; ``without_network``,
+    true to run tasks that ask for a network or say nothing about it; ``backend``, a sandbox with the capability "root".
     """
 
     def __init__(
         self,
         *args: object,
         host_images: str = "",
+        images: str = "",
         without_network: bool = False,
         backend: str = "bubblewrap",
         **keywords: object,
     ):
-        self._images = {name.strip(): building.HOST for name in host_images.split(",") if name.strip()}
+        self._host_images, self._images = {name.strip() for name in host_images.split(",")} - {""}, images
         self._without_network, self._backend = without_network, backend
         self._build = Dockerfile()
         self._session: Session | None = None
@@ -76,31 +78,35 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         if (self.environment_dir / "docker-compose.yaml").exists():
             raise ConfigError(f"{self.environment_name}: docker-compose.yaml is not supported by {self.type()}")
         if path.is_file():
-            self._build = read_dockerfile(path)
-        else:
-            self._build.image = config.docker_image or ""
+            self._build = read_dockerfile(path, self._start_of)
+        elif config.docker_image:
+            self._build = self._start_of(config.docker_image)
         if config.workdir:
             self._build.workdir = config.workdir
             self._build.folders.append(config.workdir)
-        image = self._build.image
-        if image and image not in self._images:
-            raise ConfigError(
-                f"{self.environment_name}: its image {image!r} is not here, and none is downloaded; pass "
-                f"--ek host_images={image} to use this machine's system programs in its place"
-            )
         if self._network_is_public and not self._without_network:
             raise ConfigError(
                 f"{self.environment_name}: the sandbox has no network; set [environment] network_mode = "
                 '"no-network" in its task.toml, or pass --ek without_network=true'
             )
 
+    def _start_of(self, image: str) -> Dockerfile:
+        if image in self._host_images:
+            return Dockerfile(image=image)
+        if self._images:
+            return building.start(image, ImageStore(self._images), self.environment_name)
+        raise ConfigError(
+            f"{self.environment_name}: its image {image!r} is not here, and none is downloaded; pass --ek "
+            f"host_images={image} to use this machine's system programs in its place, or --ek images=FOLDER with "
+            f"its root file system"
+        )
+
     # --- one life -------------------------------------------------------------------------------------------------
 
     async def start(self, force_build: bool) -> None:
         layer = await self._layer(force_build)
         self._session = await self._open()
-        if layer:
-            await put(self._session, layer, "/")
+        await layer.put(self._session)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
 
@@ -119,16 +125,17 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
             env={**self._build.env, **self._startup_env()},
             working_dir=self._build.workdir,
             writable_root=True,
+            root=None if self._build.root is None else str(self._build.root),
         )
         return await (await backend_for(self._backend)).open(spec)
 
-    async def _layer(self, force_build: bool) -> bytes:
+    async def _layer(self, force_build: bool) -> building.Layer:
         async with _BUILDING:
             if force_build or self.environment_id not in _LAYERS:
                 _LAYERS[self.environment_id] = await self._built()
             return _LAYERS[self.environment_id]
 
-    async def _built(self) -> bytes:
+    async def _built(self) -> building.Layer:
         if not building.needs_sandbox(self._build):
             return await asyncio.to_thread(building.copied_files, self._build)
         session = await self._open()

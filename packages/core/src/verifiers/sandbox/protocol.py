@@ -46,6 +46,9 @@ class SandboxSpec:
     writable_root: bool = False
     """Whether the code may create files anywhere below ``/`` but among the system programs. False: only in its home and
     in ``/tmp``. Backends without the capability "root" refuse it."""
+    root: str | None = None
+    """Absolute path of a host's folder whose files are the root file system, in place of the host's system programs.
+    They stay as they are: what the code changes is in memory. Backends without the capability "root" refuse it."""
     max_output_bytes: int = 2**20
     """Bytes of each of stdout and stderr, per call; the rest is dropped and marked."""
     mounts: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +68,8 @@ class SandboxSpec:
                 raise ConfigError(
                     f"SandboxSpec.env contains {name!r}, which is not a valid name of an environment variable"
                 )
+        if self.root is not None and not os.path.isabs(self.root):
+            raise ConfigError(f"SandboxSpec.root is {self.root!r}; it must be an absolute path of the host")
         for inside, outside in self.mounts.items():
             if not os.path.isabs(inside) or not os.path.isabs(outside) or os.path.normpath(inside) != inside:
                 raise ConfigError(
@@ -81,9 +86,10 @@ class SandboxSpec:
 
     def refuse_root(self, backend: str) -> None:
         """*Raises* ConfigError when a root file system of the sandbox's own is asked of a backend that has none."""
-        if self.writable_root:
+        if self.writable_root or self.root is not None:
+            asked = "writable_root" if self.root is None else "root"
             raise ConfigError(
-                f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.writable_root); "
+                f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.{asked}); "
                 "use sandbox='bubblewrap'"
             )
 

@@ -25,12 +25,12 @@ from verifiers.environments.agents.agent import Agent, Installed, fill
 from verifiers.environments.agents.gateway import MODEL, SOCKET, Route, gateway
 from verifiers.errors import AgentError, ConfigError, SandboxError, SandboxLimit
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
+from verifiers.sandbox.host.mounts import interpreter
 
 PORT = 8000
 """Where the model's API is, inside: ``http://127.0.0.1:8000``."""
 MOUNTED = "/opt/agent"
 SOCKETS = "/run/verifiers"
-INTERPRETER = "/opt/python/bin/python3"
 COLLECT_S = 60.0
 NUM_PROCESSES = 512
 """Processes and threads of an agent and of the programs that it starts."""
@@ -56,6 +56,8 @@ class Places:
     home: str
     work: str
     is_isolated: bool
+    has_image: bool = False
+    """Whether the root file system is an image's, without the programs of the host."""
 
     @property
     def log(self) -> str:
@@ -70,9 +72,9 @@ class Places:
         return cls(root, f"{root}/home", f"{root}/work", False)
 
     @classmethod
-    def isolated(cls, work: str) -> Places:
+    def isolated(cls, work: str, has_image: bool = False) -> Places:
         """The places in an isolating sandbox with this work folder."""
-        return cls("/sandbox", "/sandbox/home", work, True)
+        return cls("/sandbox", "/sandbox/home", work, True, has_image)
 
     def of(self, path: str) -> str:
         """The path inside of a file that an author named."""
@@ -123,7 +125,7 @@ def spec_for(spec: SandboxSpec, installed: Installed | None, agent: Agent, is_is
         if not str(program).startswith("/usr/"):
             mounts[f"{MOUNTED}/{name}"] = str(program.parents[1])
             path.append(f"{MOUNTED}/{name}/bin")
-        elif os.path.isdir(SHARED_NODE):
+        elif os.path.isdir(SHARED_NODE) and spec.root is None:
             mounts[SHARED_NODE] = SHARED_NODE
     env = dict(spec.env)
     if path:
@@ -212,7 +214,8 @@ class AgentProcess:
         than its bound, or reaches a limit of its sandbox.
         """
         self._started = time.monotonic()
-        program = [INTERPRETER, "-I", "-S", f"{MOUNTED}/inside.py"] if self._places.is_isolated else _runner()
+        python = interpreter(self._places.has_image) if self._places.is_isolated else [sys.executable]
+        program = [*python, "-I", "-S", f"{MOUNTED}/inside.py" if self._places.is_isolated else inside.__file__]
         try:
             result = await self._sandbox.exec([*program, f"{self._places.root}/settings.json"], timeout_s=10**7)
         finally:
@@ -340,10 +343,6 @@ class AgentProcess:
             "alone": places.is_isolated,
         }
         await self._sandbox.write_file(f"{places.root}/settings.json", json.dumps(settings))
-
-
-def _runner() -> list[str]:
-    return [sys.executable, "-I", "-S", inside.__file__]
 
 
 def _text(data: bytes) -> str | bytes:

@@ -120,7 +120,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "package": "@anthropic-ai/claude-code",
         "executable": "node_modules/.bin/claude",
         "needs": ("node",),
-        "tested_version": "2.1",
+        "tested_version": "2.1.330",
         "note": "proprietary: read its licence before you install it",
     },
     "qwen-code": {
@@ -132,7 +132,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "package": "@qwen-code/qwen-code",
         "executable": "node_modules/@qwen-code/qwen-code/cli.js",
         "needs": ("node",),
-        "tested_version": "0.15.10",
+        "tested_version": "0.24.4",
         "note": "Apache-2.0",
     },
     "mini-swe-agent": {

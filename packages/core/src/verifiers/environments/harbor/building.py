@@ -1,21 +1,23 @@
-"""Follow the steps of a Dockerfile in a sandbox: the files of a task's image, as one archive that is unpacked in ``/``.
+"""Follow the steps of a Dockerfile in a sandbox: what they make of a task's image, which every sandbox of it is given.
 
-Promise: an archive is built once and then put into every sandbox of the task. A command that fails ends the build with
-its line and its last message; there is no network, and no system program can be changed.
+Promise: a layer is built once and then put into every sandbox of the task. A command that fails ends the build with its
+line and its last message; there is no network, and no system program of this machine can be changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.environments.harbor.dockerfile import Copy, Dockerfile, Run
-from verifiers.errors import ConfigError
+from verifiers.environments.harbor.images import ImageStore
+from verifiers.errors import ConfigError, SandboxError
 from verifiers.sandbox import ExecResult, Sandbox
+from verifiers.sandbox.guest.root import CHANGES
 from verifiers.sandbox.transfer import pack, put, take
 
-HOST = "host"
-"""In place of an image: this machine's system programs, read-only."""
 _LEFT_OUT = tuple(
     f"--exclude=./{path}"
     for path in (
@@ -24,31 +26,73 @@ _LEFT_OUT = tuple(
         "etc/alternatives etc/localtime"
     ).split()
 )
+_NEEDED = """for name in bash tar find; do command -v $name > /dev/null || echo $name; done
+readlink -m / > /dev/null 2>&1 || echo "readlink -m" """
+_PACKED = "/tmp/.changes.tar"
+_CHANGED = f"""
+import json, os, stat, tarfile
+deleted, left_out = [], {"opt/python opt/packages opt/sandbox opt/agent run/verifiers sandbox proc dev tmp".split()!r}
+with tarfile.open({_PACKED!r}, "w") as packed:
+    for folder, folders, files in os.walk({CHANGES!r}):
+        inside = os.path.relpath(folder, {CHANGES!r})
+        folders[:] = [name for name in folders if os.path.normpath(os.path.join(inside, name)) not in left_out]
+        for name in folders + files:
+            path, inner = os.path.join(folder, name), os.path.normpath(os.path.join(inside, name))
+            known = os.lstat(path)
+            if stat.S_ISCHR(known.st_mode) and known.st_rdev == 0:
+                deleted.append(inner)
+                continue
+            if stat.S_ISDIR(known.st_mode) and "user.overlay.opaque" in os.listxattr(path, follow_symlinks=False):
+                deleted.append(inner)
+            packed.add(path, inner, recursive=False)
+print(json.dumps(deleted))
+"""
+"""Pack what an overlay keeps of changes: a deleted file is a device file without a number, and a folder that replaces
+that of the image has a mark."""
 
 
-def check_image(image: str, images: Mapping[str, str], task: str) -> None:
-    """*Raises* ConfigError unless ``images`` says what stands in the place of an image."""
-    if image and images.get(image) != HOST:
-        raise ConfigError(
-            f"task {task}: its image {image!r} is not here, and none is downloaded; pass "
-            f'images={{"{image}": "host"}} to use this machine\'s system programs in its place',
-            example_id=task,
-        )
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the steps of a Dockerfile make of its image: paths to delete, then an archive to unpack in ``/``."""
+
+    archive: bytes = b""
+    deleted: tuple[str, ...] = ()
+
+    async def put(self, sandbox: Sandbox) -> None:
+        """Put it into a sandbox of the image."""
+        if self.deleted:
+            gone = [f"/{path}" for path in self.deleted]
+            result = await sandbox.exec(["rm", "-rf", "--", *gone], timeout_s=60.0)
+            if result.exit_code != 0:
+                raise SandboxError(f"what a RUN deleted could not be deleted again: {last_line(result)}")
+        if self.archive:
+            await put(sandbox, self.archive, "/")
+
+
+def start(image: str, images: ImageStore, task: str) -> Dockerfile:
+    """The build that begins with an image. *Raises* ConfigError that says how to provide an image that is not here."""
+    found = images.find(image, task)
+    return Dockerfile(image=image, root=found.root, workdir=found.workdir, env=dict(found.env))
 
 
 def needs_sandbox(build: Dockerfile) -> bool:
-    """Whether a Dockerfile runs commands, so that a sandbox is needed to build it."""
-    return any(isinstance(step, Run) for step in build.steps)
+    """Whether a sandbox is needed to build it: it runs commands, or its image is to be checked."""
+    return build.root is not None or any(isinstance(step, Run) for step in build.steps)
 
 
-def copied_files(build: Dockerfile) -> bytes:
-    """The files of a Dockerfile without commands; empty without any."""
+def copied_files(build: Dockerfile) -> Layer:
+    """The files of a Dockerfile without commands."""
     files = [pair for step in build.steps if isinstance(step, Copy) for pair in step.files]
-    return _packed(files) if files else b""
+    return Layer(_packed(files) if files else b"")
 
 
-async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s: float) -> bytes:
-    """Follow the steps in an empty sandbox and return what they made. *Raises* ConfigError for a command that fails."""
+async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s: float) -> Layer:
+    """Follow the steps in an empty sandbox and return what they made.
+
+    *Raises* ConfigError for a command that fails, and for an image without a program that every task needs.
+    """
+    if build.root is not None:
+        await _check_programs(sandbox, build, task)
     await sandbox.exec(["mkdir", "-p", *build.folders, "/tmp"], timeout_s=timeout_s)
     for step in build.steps:
         if isinstance(step, Copy):
@@ -58,14 +102,36 @@ async def built_files(sandbox: Sandbox, build: Dockerfile, task: str, timeout_s:
         inside = ["sh", "-c", 'mkdir -p "$0" && cd "$0" && exec "$@"', step.workdir, *step.argv]
         result = await sandbox.exec(["env", *variables, *inside], timeout_s=timeout_s)
         if result.exit_code != 0:
+            unchanged = "" if build.root is not None else " and changes no system program"
             raise ConfigError(
                 f"task {task}: the RUN in line {step.line} of its Dockerfile failed in the sandbox, which has no "
-                f"network and changes no system program: {last_line(result)}",
+                f"network{unchanged}: {last_line(result)}",
                 example_id=task,
             )
+    if build.root is not None:
+        return await _changes(sandbox, timeout_s)
     packed = await take(sandbox, "/", ["--one-file-system", *_LEFT_OUT])
     assert packed is not None, "the root folder exists"
-    return packed.archive
+    return Layer(packed.archive)
+
+
+async def _check_programs(sandbox: Sandbox, build: Dockerfile, task: str) -> None:
+    checked = await sandbox.exec(["sh", "-c", _NEEDED], timeout_s=60.0)
+    missing = checked.stdout.splitlines() if checked.exit_code is not None and not checked.error else ["sh"]
+    if missing:
+        raise ConfigError(
+            f"task {task}: its image {build.image!r} has no {', '.join(missing)}, which the sandbox of a task needs",
+            example_id=task,
+        )
+
+
+async def _changes(sandbox: Sandbox, timeout_s: float) -> Layer:
+    """The files of a sandbox that differ from its image."""
+    await sandbox.restart()
+    result = await sandbox.exec(_CHANGED, timeout_s=timeout_s)
+    if result.error or result.timed_out:
+        raise SandboxError(f"what the Dockerfile made could not be packed: {last_line(result)}")
+    return Layer(await sandbox.read_file(_PACKED), tuple(json.loads(result.stdout)))
 
 
 def last_line(result: ExecResult) -> str:

@@ -12,6 +12,7 @@ import json
 import posixpath
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Dockerfile:
     """A build: the image it starts from, its steps, and the folder and variables that every command then has."""
 
     image: str = ""
+    root: Path | None = None
+    """The root file system of the image; None for the programs of this machine."""
     steps: list[Copy | Run] = field(default_factory=list)
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict)
@@ -51,15 +54,22 @@ class Dockerfile:
     """Every ``WORKDIR``, which Docker creates."""
 
 
-def read_dockerfile(path: Path) -> Dockerfile:
-    """Read a file whose folder is the build context. *Raises* ConfigError with the line that cannot be honoured."""
+def read_dockerfile(path: Path, start: Callable[[str], Dockerfile]) -> Dockerfile:
+    """Read a file whose folder is the build context. ``start``: the build that begins with the image of a name.
+
+    *Raises* ConfigError with the line that cannot be honoured.
+    """
     build = Dockerfile()
     for number, line in _instructions(path):
         name, _, rest = line.partition(" ")
         try:
-            _apply(build, name.upper(), rest.strip(), path.parent, number)
+            image = _image(build, rest.strip()) if name.upper() == "FROM" else ""
+            if not image:
+                _apply(build, name.upper(), rest.strip(), path.parent, number)
         except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}", path=str(path), line=number) from error
+        if image:
+            build = start(image)
     if not build.image:
         raise ConfigError(f"{path} has no FROM", path=str(path))
     return build
@@ -90,13 +100,11 @@ def _instructions(path: Path) -> list[tuple[int, str]]:
 
 
 def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) -> None:
-    if name != "FROM" and not build.image:
+    if not build.image:
         raise ConfigError(f"{name} stands before FROM; only FROM can come first")
     if "<<" in rest and name in ("RUN", "COPY"):
         raise ConfigError(f"a here-document in {name} is not supported; write the text to a file and COPY it")
-    if name == "FROM":
-        _from(build, rest)
-    elif name == "RUN":
+    if name == "RUN":
         if flag := _FLAG.match(rest):
             raise ConfigError(f"RUN {flag[0].strip()} is not supported")
         argv = _json_list(rest) or ["/bin/sh", "-c", rest]
@@ -112,13 +120,14 @@ def _apply(build: Dockerfile, name: str, rest: str, context: Path, line: int) ->
         raise ConfigError(f"{name} is not supported; a task's Dockerfile may use FROM, RUN, COPY, WORKDIR and ENV")
 
 
-def _from(build: Dockerfile, rest: str) -> None:
+def _image(build: Dockerfile, rest: str) -> str:
+    """The image of a ``FROM``."""
     words = rest.split()
     if build.image:
         raise ConfigError("a second FROM is not supported; a task is built in one stage")
     if not words or words[0].startswith("--") or "$" in words[0]:
         raise ConfigError(f"FROM {rest} is not supported; name an image")
-    build.image = words[0]
+    return words[0]
 
 
 def _copy(build: Dockerfile, rest: str, context: Path) -> Copy:

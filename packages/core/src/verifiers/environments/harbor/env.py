@@ -26,6 +26,8 @@ from verifiers.environments.agents.gateway import Route
 from verifiers.environments.agents.process import AgentProcess, Limits, Places, contents, named_files, spec_for
 from verifiers.environments.agents.turns import FIRST, MAX_IDLE_S, METRICS, TRAINED_ROLES, AgentTurns
 from verifiers.environments.harbor import building, grading
+from verifiers.environments.harbor.building import Layer
+from verifiers.environments.harbor.images import Images, ImageStore
 from verifiers.environments.harbor.task import HarborTask, read_tasks
 from verifiers.environments.sandbox import SandboxEnv, SandboxOptions
 from verifiers.errors import ConfigError
@@ -36,7 +38,7 @@ from verifiers.runtime.per_loop import PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import NO
 from verifiers.sandbox import ExecResult, Sandbox, SandboxSpec
-from verifiers.sandbox.transfer import Packed, put
+from verifiers.sandbox.transfer import Packed
 from verifiers.storage.identity import Free
 
 GRADING = ("fresh", "shared")
@@ -88,8 +90,10 @@ class HarborEnv(AgentTurns, SandboxEnv):
         agent_args: Further arguments of the agent's command.
         agent_files: Files for the agent, as ``files`` of ``AgentEnv``.
         only: Names of the tasks to read; None = all.
-        images: Image of a ``FROM`` -> "host", this machine's system programs, read-only. An image that is not
-            named is refused. A task without image and Dockerfile runs on the host's too.
+        images: Image of a ``FROM`` -> "host", this machine's system programs, read-only; or the path of its root
+            file system: a folder, an archive (``docker export``, ``docker save``), or a layout (``skopeo copy …
+            oci:…``), unpacked once into the user's cache. Or a folder that has these. An image that is not there
+            is refused. A task without image and Dockerfile runs on the host's system programs too.
         grading: "fresh" checks the declared artifacts (default: the work folder) in a fresh sandbox. "shared"
             checks in the agent's own sandbox, as Harbor does where a task does not say; the model can forge the
             verdict there. A task that itself asks for "shared" is refused unless it is passed here.
@@ -130,7 +134,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
         agent_args: Sequence[str] = (),
         agent_files: Mapping[str, str | bytes | Path] | None = None,
         only: Annotated[Sequence[str] | None, Free("every row has the hash of its task")] = None,
-        images: Mapping[str, str] | None = None,
+        images: Images | None = None,
         grading: str = "fresh",
         waive: Sequence[str] = (),
         trained_roles: Sequence[Role] = TRAINED_ROLES,
@@ -157,7 +161,8 @@ class HarborEnv(AgentTurns, SandboxEnv):
         for name in ("dataset", "eval_dataset", "working_dir", "artifacts"):
             if parameters.get(name):
                 raise ConfigError(f"HarborEnv takes no {name}; it comes from the task folders", key=name)
-        self.images, self.grading = dict(images or {}), grading
+        self.images, self.grading = images or {}, grading
+        self._image_store = ImageStore(self.images)
         self._tasks: dict[tuple[str, str], HarborTask] = {}
         for which, source in (("dataset", path), ("eval_dataset", eval_path)):
             if source is not None:
@@ -172,14 +177,14 @@ class HarborEnv(AgentTurns, SandboxEnv):
             max_startup_wait_seconds=max_startup_wait_seconds,
             **parameters,
         )
-        self._layers: dict[str, bytes] = {}
+        self._layers: dict[str, Layer] = {}
         self._build_lock = PerLoop(asyncio.Lock, _nothing_to_close)
 
     def _rows(
         self, source: str | os.PathLike[str], only: Sequence[str] | None, waive: Sequence[str]
     ) -> list[dict[str, Any]]:
         rows = []
-        for task in read_tasks(source, only, waive):
+        for task in read_tasks(source, self._image_store, only, waive):
             self._check(task)
             self._tasks[task.name, task.digest] = task
             info = {"harbor_task": task.name, "digest": task.digest}
@@ -187,7 +192,6 @@ class HarborEnv(AgentTurns, SandboxEnv):
         return rows
 
     def _check(self, task: HarborTask) -> None:
-        building.check_image(task.build.image, self.images, task.name)
         if self.grading == "fresh":
             grading.declared_artifacts(task)
             if task.shares_verifier:
@@ -235,22 +239,21 @@ class HarborEnv(AgentTurns, SandboxEnv):
             env={**base.env, **task.env},
             working_dir=task.build.workdir,
             writable_root=True,
+            root=None if task.build.root is None else str(task.build.root),
         )
 
     async def sandbox_opened(self, sandbox: Sandbox, state: State) -> None:
         """Put the files of the task's image into a sandbox."""
-        layer = await self._layer(_task_of(state, self._tasks))
-        if layer:
-            await put(sandbox, layer, "/")
+        await (await self._layer(_task_of(state, self._tasks))).put(sandbox)
 
-    async def _layer(self, task: HarborTask) -> bytes:
-        """The files that the task's Dockerfile makes, as an archive; built once."""
+    async def _layer(self, task: HarborTask) -> Layer:
+        """What the task's Dockerfile makes of its image; built once."""
         async with self._build_lock.here():
             if task.digest not in self._layers:
                 self._layers[task.digest] = await self._build(task)
             return self._layers[task.digest]
 
-    async def _build(self, task: HarborTask) -> bytes:
+    async def _build(self, task: HarborTask) -> Layer:
         if not building.needs_sandbox(task.build):
             return await asyncio.to_thread(building.copied_files, task.build)
         sandbox = await self._open(self._spec_of(task))
@@ -294,7 +297,8 @@ class HarborEnv(AgentTurns, SandboxEnv):
     async def open_process(self, agent: Agent, installed: Installed | None, route: Route, state: State) -> AgentProcess:
         """Prepare the agent in the sandbox of the task, in its work folder."""
         sandbox = await self.get_sandbox(state)
-        places, prompt = Places.isolated(state["harbor"].task.build.workdir), self.prompt_for_agent(state)
+        build, prompt = state["harbor"].task.build, self.prompt_for_agent(state)
+        places = Places.isolated(build.workdir, build.root is not None)
         return await AgentProcess.open(agent, installed, sandbox, places, route, prompt, self.agent_files, LIMITS)
 
     @stop(priority=50)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verifiers.environments.harbor import building
 from verifiers.environments.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
+from verifiers.environments.harbor.images import ImageStore
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 
@@ -105,12 +107,15 @@ class HarborTask:
 
 
 def read_tasks(
-    path: str | os.PathLike[str], only: Collection[str] | None = None, waive: Collection[str] = ()
+    path: str | os.PathLike[str],
+    images: ImageStore,
+    only: Collection[str] | None = None,
+    waive: Collection[str] = (),
 ) -> list[HarborTask]:
     """Read a task folder, or the task folders in a folder, by name; ``only`` these. *Raises* ConfigError."""
     folder = Path(path).expanduser()
     if (folder / "task.toml").is_file():
-        return [read_task(folder, waive)]
+        return [read_task(folder, images, waive)]
     found = sorted(file.parent for file in folder.glob("*/task.toml")) if folder.is_dir() else []
     if not found:
         raise ConfigError(
@@ -119,10 +124,10 @@ def read_tasks(
     for name in only or ():
         if name not in (names := [one.name for one in found]):
             raise ConfigError(f"there is no task {name!r} in {folder}{closest(name, names)}", path=str(folder))
-    return [read_task(one, waive) for one in found if only is None or one.name in only]
+    return [read_task(one, images, waive) for one in found if only is None or one.name in only]
 
 
-def read_task(folder: Path, waive: Collection[str] = ()) -> HarborTask:
+def read_task(folder: Path, images: ImageStore, waive: Collection[str] = ()) -> HarborTask:
     """Read one task folder. *Raises* ConfigError for what cannot be honoured."""
     folder = folder.resolve()
     try:
@@ -132,7 +137,7 @@ def read_task(folder: Path, waive: Collection[str] = ()) -> HarborTask:
     read = _Reader(folder.name, config, frozenset(waive))
     read.check_keys()
     _check_files(folder, read)
-    build = _build_of(folder, read)
+    build = _build_of(folder, read, images)
     return HarborTask(
         name=folder.name,
         folder=folder,
@@ -288,13 +293,14 @@ def _check_files(folder: Path, read: _Reader) -> None:
             raise ConfigError(f"task {folder.name}: the link {path} leaves the task folder", example_id=folder.name)
 
 
-def _build_of(folder: Path, read: _Reader) -> Dockerfile:
+def _build_of(folder: Path, read: _Reader, images: ImageStore) -> Dockerfile:
     """The Dockerfile, else a prebuilt image with the files of ``environment/``, else this machine's system programs."""
     context, workdir = folder / "environment", read.text("environment.workdir")
     if (context / "Dockerfile").is_file():
-        build = read_dockerfile(context / "Dockerfile")
+        build = read_dockerfile(context / "Dockerfile", lambda image: building.start(image, images, folder.name))
     else:
-        build = Dockerfile(image=read.text("environment.docker_image") or "")
+        image = read.text("environment.docker_image")
+        build = building.start(image, images, folder.name) if image else Dockerfile()
         if any(context.glob("*")):
             if not build.image:
                 raise read.refuse("environment/", "files without a Dockerfile go nowhere", "add a Dockerfile with COPY")

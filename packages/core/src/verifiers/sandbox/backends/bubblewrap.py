@@ -16,6 +16,7 @@ import shutil
 import socket
 
 from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.sandbox.host.mounts import IMAGE, IMAGE_ENVIRONMENT, TOP_LEVEL, host_libraries
 from verifiers.sandbox.host.packages import require
 from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
 from verifiers.sandbox.host.zygotes import Zygote, zygote_for
@@ -55,6 +56,8 @@ class Bubblewrap:
             raise ConfigError("The sandbox 'bubblewrap' has no network; leave network=False or use a remote backend")
         require(spec.packages)
         mounts = tuple(spec.mounts.items())
+        if spec.root is not None:
+            mounts += ((IMAGE, spec.root), *host_libraries())
         zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages), mounts)
         return await Session.open(spec, _Namespaces(spec, zygote))
 
@@ -89,9 +92,11 @@ class _Namespaces:
             "num_processes": spec.num_processes,
             "cpu_s": spec.cpu_s,
             "limit_address_space": spec.limit_address_space,
-            "env": dict(spec.env),
+            "env": {**(IMAGE_ENVIRONMENT if spec.root is not None else {}), **spec.env},
             "working_dir": spec.working_dir,
             "writable_root": spec.writable_root,
+            "image": None if spec.root is None else IMAGE,
+            "left_out": [*TOP_LEVEL, "/usr", "/etc"],
         }
         self._zygote = zygote
         self._control: socket.socket | None = None

@@ -1,7 +1,10 @@
-"""A root file system of a session's own, writable, over the read-only one of the outer sandbox.
+"""A root file system of a session's own, writable: over the read-only one of the outer sandbox, or over an image's.
 
-Folders that exist only to hold mounts are made anew in memory, so the code can add files to them; what is mounted (the
-system programs, the interpreter, ``/proc``, ``/dev``) is mounted again, as read-only as it was.
+``enter``: folders that exist only to hold mounts are made anew in memory, so the code can add files to them; what is
+mounted (the system programs, the interpreter, ``/proc``, ``/dev``) is mounted again, as read-only as it was.
+
+``enter_image``: the root is an overlay of the image, which stays as it is, and of changes in memory. Of the outer
+sandbox only the interpreter, the agents, ``/proc`` and ``/dev`` are mounted again; no system program of the host.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ import shutil
 
 from . import kernel
 
+CHANGES = "/opt/sandbox/changes"
+"""Where the code sees the files that differ from those of the image, as an overlay keeps them; read-only."""
+
 
 def enter(folder: str, places: dict[str, str]) -> None:
     """Make ``folder`` the root of this process. ``places``: path inside -> folder of the session to mount there."""
@@ -18,6 +24,26 @@ def enter(folder: str, places: dict[str, str]) -> None:
     for inside, source in places.items():
         os.makedirs(folder + inside, exist_ok=True)
         kernel.mount(source, folder + inside, None, kernel.MS_BIND)
+    os.chroot(folder)
+
+
+def enter_image(folder: str, image: str, changes: str, places: dict[str, str], left_out: set[str]) -> None:
+    """Make the root file system ``image`` that of this process. ``changes``: a folder of the session, which the code
+    can read at ``CHANGES``; ``left_out``: paths of the outer sandbox that are not those of the image.
+
+    *Raises* OSError where the kernel (before Linux 5.11) mounts no overlay for an unprivileged user.
+    """
+    safe = kernel.MS_NOSUID | kernel.MS_NODEV
+    for name in ("upper", "work"):
+        os.makedirs(f"{changes}/{name}")
+    layers = f"lowerdir={image},upperdir={changes}/upper,workdir={changes}/work,userxattr"
+    kernel.mount("overlay", folder, "overlay", safe, layers)
+    _mirror("/", folder, os.stat("/").st_dev, {*places, *left_out, "/sandbox", image})
+    for inside, source in {**places, CHANGES: f"{changes}/upper"}.items():
+        os.makedirs(folder + inside, exist_ok=True)
+        kernel.mount(source, folder + inside, None, kernel.MS_BIND)
+    read_only = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY
+    kernel.mount("none", folder + CHANGES, None, read_only | safe)
     os.chroot(folder)
 
 
@@ -36,7 +62,7 @@ def _mirror(path: str, folder: str, device: int, left_out: set[str]) -> None:
             else:  # a file that bubblewrap made has no name any more, and the kernel mounts none such again
                 shutil.copyfile(entry.path, target)
         else:
-            os.mkdir(target, 0o755)
+            os.makedirs(target, 0o755, exist_ok=True)
             if os.stat(entry.path).st_dev == device:
                 _mirror(entry.path, folder, device, left_out)
             else:

@@ -59,9 +59,13 @@ def _mount_files(settings: dict[str, Any]) -> None:
         file.write("0")
     socket.sethostname("sandbox")
     kernel.raise_loopback()
-    if settings["writable_root"]:
+    places = {"/tmp": f"{ROOT}/tmp", HOME: HOME}
+    if settings["image"] is not None:
         os.mkdir(f"{ROOT}/root", 0o755)
-        root.enter(f"{ROOT}/root", {"/tmp": f"{ROOT}/tmp", HOME: HOME})
+        root.enter_image(f"{ROOT}/root", settings["image"], f"{ROOT}/changes", places, set(settings["left_out"]))
+    elif settings["writable_root"]:
+        os.mkdir(f"{ROOT}/root", 0o755)
+        root.enter(f"{ROOT}/root", places)
     os.chdir(HOME)
 
 

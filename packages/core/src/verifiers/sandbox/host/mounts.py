@@ -49,6 +49,12 @@ SYSTEM = (
     "/usr/bin /usr/sbin /usr/lib /usr/lib64 /usr/lib32 /usr/libexec /usr/share/zoneinfo /usr/share/terminfo "
     "/etc/ld.so.cache /etc/alternatives /etc/localtime"
 ).split()
+IMAGE = f"{INSIDE}/image"
+"""Where the outer sandbox has the root file system of ``SandboxSpec.root``."""
+HOST = f"{INSIDE}/host"
+"""Where the host's libraries are beside an image, for the interpreter and nothing else."""
+IMAGE_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ""}
+"""Variables of the code in an image, whose programs come first, before those that the image itself sets."""
 TOP_LEVEL = "/bin /sbin /lib /lib64 /lib32".split()
 
 
@@ -120,6 +126,33 @@ def variables() -> dict[str, str]:
     The path that is compiled into it is one of the host; elsewhere it would load the system's library of that name.
     """
     return ENVIRONMENT | ({} if _shared_library() is None else {"LD_LIBRARY_PATH": LIBRARIES})
+
+
+def host_libraries() -> tuple[tuple[str, str], ...]:
+    """Mounts, (path inside, path of the host), of the libraries that the interpreter needs beside an image."""
+    return tuple((f"{HOST}{folder}", folder) for folder in _library_folders())
+
+
+def interpreter(has_image: bool) -> list[str]:
+    """The first words of a command that runs this interpreter inside, also beside an image with another C library."""
+    if not has_image:
+        return [INTERPRETER]
+    loader = next((path for path in _loaded() if path.name.startswith("ld-")), None)
+    if loader is None:  # linked statically
+        return [INTERPRETER]
+    folders = [LIBRARIES, *(f"{HOST}{folder}" for folder in _library_folders())]
+    return [f"{HOST}{loader}", "--library-path", ":".join(folders), INTERPRETER]
+
+
+def _library_folders() -> list[str]:
+    return sorted({str(path.parent) for path in _loaded() if path.is_relative_to("/usr") or path.parts[1] == "lib"})
+
+
+def _loaded() -> list[Path]:
+    """The shared libraries that this process has loaded, of them the loader itself."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = {Path(line.split(maxsplit=5)[-1].strip()) for line in file if ".so" in line}
+    return sorted(path for path in paths if path.is_file())
 
 
 def _shared_library() -> Path | None:

@@ -173,16 +173,21 @@ def _options(layout: mounts.Mounts, sources: list[str], files: dict[str, int]) -
     return [*options, *(word for name, value in variables().items() for word in ("--setenv", name, value))]
 
 
+def owner() -> int:
+    """The user id of the host that code runs as: files of this user are its own inside."""
+    if os.getuid() != 0:
+        return os.getuid()
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [[int(word) for word in line.split()] for line in file]
+    is_mapped = [uid for uid in HOST_UIDS if any(first <= uid < first + count for first, _, count in ranges)]
+    return (is_mapped or HOST_UIDS)[0]
+
+
 def _map_users(pid: int) -> None:
     """Write the user maps of a process. *Raises* OSError when this root user is not permitted to."""
     for kind in ("uid", "gid"):
-        for host in HOST_UIDS:
-            try:
-                Path(f"/proc/{pid}/{kind}_map").write_text(f"0 0 1\n{launch.UID} {host} 1\n", encoding="ascii")
-                break
-            except PermissionError:
-                if host == HOST_UIDS[-1]:
-                    raise
+        text = f"0 0 1\n{launch.UID} {owner()} 1\n"
+        Path(f"/proc/{pid}/{kind}_map").write_text(text, encoding="ascii")
 
 
 def _memory_file(text: str) -> int:
