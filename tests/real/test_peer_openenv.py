@@ -1,4 +1,4 @@
-"""The real OpenEnv: its client plays our server, ours plays its servers, and its importer takes our packages.
+"""The real OpenEnv: its client plays our server, and ours plays its servers.
 
 Run by ``python3 tests/real/peers.py openenv``.
 """
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,6 @@ from verifiers.testing import ScriptedClient
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-PACKAGES = Path(__file__).parents[2] / "packages" / "envs"
 QUIET = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
@@ -52,17 +50,6 @@ def running(command, env=None):
     finally:
         process.terminate()
         process.wait(20)
-
-
-def listens(port, within_s=120):
-    """Wait until a server listens at the port: OpenEnv loads gradio, which takes half a minute."""
-    ends = time.monotonic() + within_s
-    while time.monotonic() < ends:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"nothing listens at port {port}")
 
 
 @contextmanager
@@ -199,49 +186,3 @@ def test_a_server_with_one_session_serves_one_rollout_after_the_other():
         env = vf.OpenEnvEnv(url, num_train_episodes=0, num_eval_episodes=3, max_turns=10)
         results = env.evaluate(ScriptedClient(upwards), "m", max_concurrent=3)
     assert (results["rewards"], results["errors"]) == ([1.0] * 3, [None] * 3)
-
-
-# --- its importer, our package
-
-
-def test_its_importer_takes_a_package_as_it_is(tmp_path):
-    command = [sys.executable, "-m", "openenv.cli", "import", str(PACKAGES / "reverse-text")]
-    variables = {**QUIET, "PATH": "/usr/bin:/bin"}  # without uv it writes no lock file, which needs an index
-    made = subprocess.run(
-        [*command, "--name", "reversing", "-o", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=variables,
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = [sys.executable, "-m", "reversing.server.app", "--host", "127.0.0.1", "--port", str(port)]
-    with running(serve, {**QUIET, "PYTHONPATH": str(tmp_path)}):
-        listens(port)
-        rows = [{"question": "", "info": {"reset": {"split": "eval", "index": index}}} for index in range(2)]
-        env = vf.OpenEnvEnv(
-            f"http://127.0.0.1:{port}",
-            eval_dataset=rows,
-            action_parser=lambda text: {
-                "type": "call_tool",
-                "tool_name": "submit",
-                "arguments": {"messages": [{"role": "assistant", "content": text}]},
-            },
-            obs_to_text=lambda observation: observation["metadata"].get("prompt", [{"content": ""}])[-1]["content"],
-        )
-        here = vf.load_environment("reverse-text")
-        replies = {row["prompt"][-1]["content"]: row["answer"] for row in here.get_eval_dataset().select(range(2))}
-        client = ScriptedClient(
-            lambda request: f"<reversed_text>{replies[request.prompt[-1]['content']]}</reversed_text>"
-        )
-        results = env.evaluate(client, "m", max_concurrent=1)
-        same = here.evaluate(client, "m", num_examples=2)
-        tools = vf.OpenEnvEnv(f"http://127.0.0.1:{port}", num_train_episodes=0, num_eval_episodes=1)
-        call = vf.ToolCall("c1", "submit", {"completion": "no"})
-        wrong = tools.evaluate(ScriptedClient([call]), "m")
-    assert results["errors"] == [None, None]
-    assert results["rewards"] == same["rewards"]
-    assert max(results["rewards"]) > wrong["rewards"][0] >= 0.0

@@ -14,7 +14,7 @@ from verifiers.errors import ConfigError
 if TYPE_CHECKING:
     from verifiers.integrations.openenv import EnvServer
 
-ABOUT = """Serve an environment to clients of OpenEnv: whoever steps a session is its model.
+ABOUT = """Serve an environment to clients of OpenEnv: the client that steps a session is its model.
 
 Sessions run at the same time, each with a rollout of its own. There is no authentication: serve to machines you trust.
 

@@ -1,7 +1,7 @@
 """An environment as a server that OpenEnv's clients reset and step: ``vf-serve-env``.
 
 Each WebSocket at ``/ws`` is a session. ``reset`` starts a rollout of one example, and ``step`` is the answer to its
-next model call: whoever is at the other end is the model. Promise:
+next model call: the client is the model. Promise:
 
 * a session plays the environment's own loop, with its tools, turns, limits and rewards, over as many turns as it has;
 * sessions run at the same time and share nothing but the environment; a session that ends cancels its rollout;
