@@ -87,9 +87,9 @@ class SandboxSpec:
     def refuse_root(self, backend: str) -> None:
         """*Raises* ConfigError when a root file system of the sandbox's own is asked of a backend that has none."""
         if self.writable_root or self.root is not None:
-            asked = "writable_root" if self.root is None else "root"
+            name = "writable_root" if self.root is None else "root"
             raise ConfigError(
-                f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.{asked}); "
+                f"The sandbox {backend!r} has no root file system of its own (SandboxSpec.{name}); "
                 "use sandbox='bubblewrap'"
             )
 

@@ -223,7 +223,7 @@ def _layers(read: Read, name: str, root: Path) -> dict[str, Any]:
     except ConfigError:
         config, layers = _of_layout(read, name)
     else:
-        one = _chosen(manifests, lambda entry: name in (entry.get("RepoTags") or ()), name)
+        one = _only_fitting(manifests, lambda entry: name in (entry.get("RepoTags") or ()), name)
         config, layers = one["Config"], one["Layers"]
     for layer in layers:
         with _checked(read, layer) as file, tarfile.open(fileobj=file) as archive:
@@ -243,14 +243,14 @@ def _of_layout(read: Read, name: str) -> tuple[str, list[str]]:
         machine = (entry.get("platform") or {}).get("architecture")
         return bool(machine == MACHINES.get(platform.machine(), platform.machine()))
 
-    described = _chosen(_json(read, "index.json")["manifests"], is_named, name)
+    described = _only_fitting(_json(read, "index.json")["manifests"], is_named, name)
     manifest = _json(read, _blob(described))
     if "manifests" in manifest:
-        manifest = _json(read, _blob(_chosen(manifest["manifests"], is_for_this_machine, platform.machine())))
+        manifest = _json(read, _blob(_only_fitting(manifest["manifests"], is_for_this_machine, platform.machine())))
     return _blob(manifest["config"]), [_blob(layer) for layer in manifest["layers"]]
 
 
-def _chosen(entries: list[Any], fits: Callable[[Any], bool], what: str) -> Any:
+def _only_fitting(entries: list[Any], fits: Callable[[Any], bool], what: str) -> Any:
     fitting = entries if len(entries) == 1 else [entry for entry in entries if fits(entry)]
     if len(fitting) != 1:
         raise ConfigError(f"of its {len(entries)} images, {len(fitting)} are {what}")
