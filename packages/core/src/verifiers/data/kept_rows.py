@@ -50,16 +50,16 @@ class KeptRows:
                 f"are {json.dumps(dict(env_args), default=str)}; {again}",
                 key=key,
             )
-        kept = table.only(self.hashes)
-        if not len(kept):
+        rows = table.only(self.hashes)
+        if not len(rows):
             raise ConfigError(f"{key}={self.path!r} lists no training row of {name}; {again}", key=key)
-        if missing := len(self.hashes) - len({example.hash for example in kept}):
+        if missing := len(self.hashes) - len({example.hash for example in rows}):
             raise ConfigError(
                 f"{key}={self.path!r}: {missing} of its {len(self.hashes)} rows are no training rows of {name}, whose "
                 f"data have changed; {again}",
                 key=key,
             )
-        return kept
+        return rows
 
 
 def read_kept_rows(path: str | os.PathLike[str], key: str) -> KeptRows:

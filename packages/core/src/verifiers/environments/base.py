@@ -527,10 +527,10 @@ class Environment(Identified):
         self._tables = self._tables[0], self._kept_rows("keep_eval_rows", path)
 
     def _kept_rows(self, key: str, path: str | os.PathLike[str]) -> Table:
-        kept = read_kept_rows(path, key)
+        selection = read_kept_rows(path, key)
         table = self._tables[0] if self._tables[0] is not None else self.eval_table
-        rows = kept.of(table, self.env_id, self.env_args if self.loaded_from is not None else None, key)
-        setattr(self, key, kept.digest)  # part of the identity, whatever the file is called
+        rows = selection.of(table, self.env_id, self.env_args if self.loaded_from is not None else None, key)
+        setattr(self, key, selection.digest)  # part of the identity, whatever the file is called
         return rows
 
     def set_max_workers(self, max_workers: int | None) -> None:
