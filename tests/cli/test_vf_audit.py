@@ -10,7 +10,10 @@ import pytest
 
 import verifiers as vf
 from support.fresh_python import Ran
+from verifiers.checks.audit.profile import write_useful
+from verifiers.checks.audit.report import RowProfile
 from verifiers.cli.audit import COMMAND
+from verifiers.cli.evaluate.command import run_command as vf_eval
 from verifiers.cli.install.command import COMMAND as INSTALL
 from verifiers.testing import FakeServer
 
@@ -38,7 +41,7 @@ def vf_audit(tmp_path, monkeypatch, capfd):
 
     def run(*words: str, command=COMMAND) -> Ran:
         capfd.readouterr()
-        code = command.run(words)
+        code = command(list(words)) if command is vf_eval else command.run(words)
         streams = capfd.readouterr()
         return Ran(code, streams.out, streams.err)
 
@@ -169,11 +172,73 @@ def test_the_useful_rows_are_those_that_the_model_solves_sometimes(vf_audit):
     assert {json.loads(line)["pass_rate"] for line in Path("useful.jsonl").read_text().splitlines()} == {0.5}
 
 
+@pytest.fixture
+def kept(vf_audit):
+    """The file of two useful rows of ``honest``, questions 20 and 21 of the default arguments."""
+    examples = list(vf.load_environment("honest").train_table)[:2]
+    profiles = [RowProfile(example.example_id, example.hash, 1, 2) for example in examples]
+    write_useful(Path("useful.jsonl"), examples, profiles, vf.load_environment("honest"), "m")
+    return "useful.jsonl"
+
+
+def test_an_evaluation_runs_the_kept_rows_and_its_identity_says_which(vf_audit, kept):
+    with FakeServer("21", models=["m"]) as server:
+        words = ("honest", "-m", "m", "-b", server.url, "-n", "-1", "-r", "1", "--json", "--progress", "none")
+        some = json.loads(vf_audit(*words, "--keep-rows", kept, command=vf_eval).out)["runs"][0]
+        shutil.move(kept, "moved.jsonl")
+        again = json.loads(vf_audit(*words, "--keep-rows", "moved.jsonl", command=vf_eval).out)["runs"][0]
+        whole = json.loads(vf_audit(*words, command=vf_eval).out)["runs"][0]
+    assert (some["num_rollouts"], some["avg_reward"]) == (2, 0.5)
+    assert again["path"] == f"{some['path']}-2"  # what is kept is in the identity, not the name of the file
+    assert whole["num_rollouts"] == 24
+    assert not whole["path"].startswith(some["path"])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "sentence"),
+    [
+        ("other", "{}", "lists rows of honest, not of other; profile it with vf-audit other"),
+        (
+            "honest",
+            '{"lenient": true}',
+            'for honest with the arguments {}, and these are {"lenient": true}',
+        ),
+    ],
+)
+def test_the_profile_of_another_environment_or_other_arguments_is_refused(vf_audit, kept, env_id, arguments, sentence):
+    shutil.copytree("environments/honest", "environments/other")
+    ran = vf_audit(env_id, "-m", "m", "-b", "http://127.0.0.1:9", "-a", arguments, "--keep-rows", kept, command=vf_eval)
+    assert ran.code == 2
+    assert sentence in ran.err
+
+
+def test_rows_that_the_data_no_longer_have_are_refused(vf_audit, kept):
+    vf.load_environment("honest").set_kwargs(keep_rows=kept)  # negative control
+    changed = vf.load_environment("honest").train_table
+    env = vf.SingleTurnEnv(dataset=[example.row for example in changed][1:], env_id="honest")
+    with pytest.raises(vf.ConfigError, match="1 of its 2 rows are no training rows of honest, whose data have changed"):
+        env.set_kwargs(keep_rows=kept)
+
+
+def test_the_held_out_rows_stay_where_training_rows_are_kept(tmp_path):
+    rows = [{"question": str(n), "answer": "x"} for n in range(4)]
+    env = vf.SingleTurnEnv(dataset=rows[:3], eval_dataset=rows[3:])
+    first = list(env.train_table)[:1]
+    file = tmp_path / "useful.jsonl"
+    write_useful(file, first, [RowProfile(first[0].example_id, first[0].hash, 1, 2)], env, "m")
+    env.set_kwargs(keep_rows=file)
+    assert [len(env.train_table), [example.row["prompt"][0]["content"] for example in env.eval_table]] == [1, ["3"]]
+    before = env.identity()
+    env.set_kwargs(keep_eval_rows=file)
+    assert [example.row["prompt"][0]["content"] for example in env.eval_table] == ["0"]
+    assert env.identity() != before
+
+
 def test_rows_of_another_environment_and_a_file_of_another_kind_are_refused(vf_audit, tmp_path):
     (tmp_path / "other.jsonl").write_text('{"example_hash": "0"}\n')
     (tmp_path / "wrong.jsonl").write_text('{"question": "?"}\n')
     env = vf.load_environment("honest")
-    with pytest.raises(vf.ConfigError, match="lists no training row of this environment"):
+    with pytest.raises(vf.ConfigError, match="lists no training row of honest"):
         env.set_kwargs(keep_rows="other.jsonl")
     for name in ("wrong.jsonl", "absent.jsonl"):
         with pytest.raises(vf.ConfigError, match="cannot be read"):

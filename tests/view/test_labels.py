@@ -13,6 +13,7 @@ from verifiers.results.labels import LABELS_NAME, read_labels, write_label
 from verifiers.testing import ScriptedClient
 from verifiers.view.app import make_app
 from verifiers.view.catalog import Catalog
+from verifiers.view.export import export
 from verifiers.view.guard import Guard
 from verifiers.view.library import Library
 
@@ -158,3 +159,26 @@ def test_a_reader_labels_by_keys_and_sees_the_agreement(page, serve, sums):
     page.press("TAB")
     page.wait_text("2 rollouts")
     page.picture("labels")
+
+
+def test_a_copy_shows_the_labels_and_takes_none(page, sums, tmp_path_factory):
+    rows = {row["example_id"]: row for row in map(json.loads, (sums / RUN / "results.jsonl").read_text().splitlines())}
+    for n, label in ((0, True), (1, False), (2, False)):
+        write_label(sums / RUN, rows[n], label)
+    url = export(Library(Catalog([sums])), tmp_path_factory.mktemp("copy") / "site").as_uri()
+    page.open(url + "#/run/" + quote(RUN, safe=""))
+    page.wait_text("Cohen's kappa")
+    assert "labelled\n3\n67% as the reward says" in page.text(".cards")
+    page.find("input.wide").send_keys("label = 0")
+    page.press("TAB")
+    page.wait_text("2 rollouts")
+    for row, said in ((0, "labelled right"), (2, "labelled wrong"), (3, "")):
+        page.open(url + "#/run/" + quote(RUN, safe="") + f"/{row}")
+        page.wait(lambda said=said: page.text(".labelled") == said)
+        assert page.js("return document.querySelectorAll('.labelled button').length") == 0
+    page.press("y")
+    assert page.text(".labelled") == ""
+    assert len(read_labels(sums / RUN)) == 3
+    page.open(url + "#/run/" + quote(RUN, safe="") + "/2")
+    page.wait_text("labelled wrong")
+    page.picture("labelled-copy")

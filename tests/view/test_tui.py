@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import verifiers as vf
 from support import view_runs
 from support.fresh_python import Ran
 from verifiers.cli.tui import COMMAND
+from verifiers.results.texts import number_lines
 from verifiers.runtime.install_lines import install_line
+from verifiers.testing import ScriptedClient
 from verifiers.view.catalog import Catalog
 from verifiers.view.library import Library
 
@@ -21,7 +25,7 @@ pytest.importorskip("textual", reason="textual is not installed (extra tui)")
 
 from textual.widgets import Static
 
-from verifiers.tui.app import RolloutScreen, RowsScreen, RunsApp, RunsScreen
+from verifiers.tui.app import RolloutScreen, RowsScreen, RunsApp, RunsScreen, ordered
 
 CAREFUL = "evals/times-table--careful-7b/3fa9c1d2"
 
@@ -48,6 +52,13 @@ async def to(pilot, text: str) -> None:
     wanted = next(i for i, entry in enumerate(lines.entries) if text in lines.line(entry).plain)
     for _ in range(wanted - lines.cursor):
         await pilot.press("j")
+
+
+async def open_careful(pilot) -> None:
+    await pilot.pause()
+    await to(pilot, "careful-7b")
+    await pilot.press("enter")
+    await pilot.pause()
 
 
 async def test_from_the_list_to_a_rollout_and_back(app, runs):
@@ -100,6 +111,94 @@ async def test_a_search_shows_the_rows_that_hold_the_text(app):
         expected = app.library.search(CAREFUL, "hundred", budget_s=9)["rows"]
         assert sorted(app.screen.lines.entries) == sorted(expected)
         assert 0 < len(expected) < 36
+
+
+async def test_rows_sort_by_any_column_and_unknown_values_come_last(app):
+    async with app.run_test(size=(130, 34)) as pilot:
+        await open_careful(pilot)
+        facts = app.screen.facts
+        assert app.screen.lines.entries == sorted(range(36), key=lambda row: (facts["example"][row], row))
+        for name in ("reward", "turns", "output_tokens", "total_ms"):
+            await pilot.press("o")
+            await pilot.pause()
+            values = [facts[name][row] for row in app.screen.lines.entries]
+            assert values == sorted(values), name
+        assert "sorted by Time, ascending" in shown(app)
+        await pilot.press("r")
+        await pilot.pause()
+        assert "sorted by Time, descending" in shown(app)
+        assert facts["total_ms"][app.screen.lines.entry] == max(facts["total_ms"])
+        keep(app, "tui-sorted")
+    assert ordered(range(3), [math.nan, 1.0, 2.0].__getitem__) == [1, 2, 0]
+    assert ordered(range(3), [math.nan, 1.0, 2.0].__getitem__, is_reversed=True) == [2, 1, 0]
+    assert ordered([10, "a", 9], lambda value: value) == [10, 9, "a"]
+
+
+async def test_runs_sort_by_any_column(app):
+    async with app.run_test(size=(130, 34)) as pilot:
+        await pilot.pause()
+        await pilot.press("o", "o", "r")
+        await pilot.pause()
+        rewards = [run["reward"] for run in app.screen.lines.entries]
+        assert rewards == sorted(rewards, reverse=True)
+        assert "sorted by Reward, descending" in shown(app)
+
+
+async def test_one_key_leaves_only_the_errors(tmp_path):
+    view_runs.large_run(tmp_path, 600)
+    app = RunsApp(Library(Catalog([tmp_path])))
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert len(app.screen.lines.entries) == 600
+        await pilot.press("e")
+        await pilot.pause()
+        assert list(app.screen.lines.entries) == [250, 501]
+        assert "2 listed" in shown(app)
+        assert "errors only" in shown(app)
+        keep(app, "tui-errors")
+        await pilot.press("e")
+        await pilot.pause()
+        assert len(app.screen.lines.entries) == 600
+
+
+async def test_the_numbers_of_a_run_are_those_of_the_final_table(app, runs):
+    expected = dict(number_lines(vf.load_results(runs / CAREFUL).summary()))
+    async with app.run_test(size=(130, 34)) as pilot:
+        await open_careful(pilot)
+        text = shown(app)
+    for name in ("reward", "tokens", "time"):
+        assert f"{name:<9}{expected[name]}" in text, name
+    assert "±" in expected["reward"]
+
+
+def test_the_numbers_count_errors_by_cause_and_what_is_solved(tmp_path):
+    rows = [{"question": str(n), "answer": "x"} for n in range(6)]
+
+    def right(prompt, completion) -> float:
+        if prompt[-1].content == "2":
+            raise RuntimeError("the judge is out")
+        return float(int(prompt[-1].content) % 2)
+
+    def reply(request):
+        if request.prompt[-1]["content"] == "5":
+            raise vf.ModelUnavailable("503")
+        return "x"
+
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]), env_id="sums")
+    path = tmp_path / "evals/sums--m/1"
+    options = {"num_examples": -1, "rollouts_per_example": 2, "results_path": path}
+    summary = env.evaluate(ScriptedClient(reply), "m", **options).summary()
+    found = Library(Catalog([tmp_path])).numbers("evals/sums--m/1")
+    assert found["errors"] == summary["errors"] == {"ModelUnavailable": 2}
+    assert found["unscored"] == {"ScoringError": 2}
+    for name in ("avg_reward", "reward_stderr", "avg_success", "success_stderr", "pass_at_k", "usage", "cost_usd"):
+        assert found[name] == summary[name], name
+    assert found["pass_at_k"]["2"] == 0.5
+    lines = dict(number_lines(found))
+    assert lines["errors"] == "2 × ModelUnavailable"
+    assert lines["unscored"] == "2 × ScoringError; not in the mean"
 
 
 async def test_escapes_of_a_model_reach_neither_the_terminal_nor_the_clipboard(app, monkeypatch):

@@ -25,6 +25,8 @@ from support.training import (
     small_trainer,
     toy_env,
 )
+from verifiers.checks.audit.profile import write_useful
+from verifiers.checks.audit.report import RowProfile
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build
@@ -45,6 +47,29 @@ def batch_of(trainer):
 
 def records_of(batch):
     return [record for group in batch.groups for record in group.rollouts]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_kept_rows_are_trained_and_the_evaluation_set_stays(tmp_path):
+    env = toy_env()
+    kept = list(env.train_table)[3:5]
+    profiles = [RowProfile(example.example_id, example.hash, 1, 2) for example in kept]
+    write_useful(tmp_path / "useful.jsonl", kept, profiles, env, "m")
+    assert len(trained_examples(tmp_path, env)) == 40  # negative control
+    assert trained_examples(tmp_path, env, keep_rows=str(tmp_path / "useful.jsonl")) == [one.hash for one in kept]
+    assert len(env.eval_table) == 8
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl' cannot be read"):
+        small_trainer(tmp_path, toy_env(), keep_rows=str(tmp_path / "nothing.jsonl"))
+
+
+def trained_examples(folder, env, **settings):
+    trainer = small_trainer(folder, env, **settings)
+    try:
+        return [example.hash for example in trainer.training_run.examples]
+    finally:
+        trainer.close()
 
 
 # --- model ------------------------------------------------------------------------------------------------------

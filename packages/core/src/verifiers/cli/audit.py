@@ -120,10 +120,11 @@ def _profile(call: Call, env: Environment, settings: Any) -> tuple[Any, ...]:
     examples, profiles = run_in_private_loop(measure)
     if call.options["keep"]:
         path = Path(call.options["keep"])
-        num_useful = write_useful(path, examples, profiles)
+        num_useful = write_useful(path, examples, profiles, env, settings.model)
         call.facts["kept"] = {"path": str(path), "rows": num_useful}
         call.note(
-            f"vf-audit: {num_useful} useful rows of {len(examples)} in {path}; env.set_kwargs(keep_rows={str(path)!r})"
+            f"vf-audit: {num_useful} useful rows of {len(examples)} in {path}; vf-eval --keep-rows {path} evaluates "
+            f"them, keep_rows = {str(path)!r} in [trainer.args] trains on them"
         )
     return tuple(profiles)
 

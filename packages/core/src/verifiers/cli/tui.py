@@ -13,7 +13,10 @@ PATH is a folder with runs, or one run's folder. Default: ./outputs and every ./
   vf-tui
   vf-tui outputs/evals
 
-Keys: Enter opens, b goes back, s searches, arrows or h and l show the previous and next rollout, c copies, q quits.
+Above the rollouts of a run stand its numbers, as vf-eval prints them.
+
+Keys: Enter opens, b goes back, s searches, o sorts by the next column, r reverses the order, e lists errors only,
+arrows or h and l show the previous and next rollout, c copies, q quits.
 """
 
 

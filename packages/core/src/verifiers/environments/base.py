@@ -9,19 +9,18 @@ when they are called, so that constructing an environment loads none of them.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, Unpack, cast
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import Example, RowFormat, Table
+from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
@@ -518,23 +517,21 @@ class Environment(Identified):
     def set_keep_rows(self, path: str | os.PathLike[str]) -> None:
         """Keep only the training rows that a file of ``vf-audit --keep`` lists, by their content hash.
 
-        *Raises* ConfigError for a file that cannot be read, and when it lists no row of this environment.
+        *Raises* ConfigError for a file that cannot be read, for one of another environment or of other arguments, and
+        when it lists rows that the training set does not have.
         """
-        try:
-            lines = [json.loads(line) for line in Path(path).read_bytes().split(b"\n") if line.strip()]
-            hashes = {line["example_hash"] for line in lines}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"keep_rows={os.fspath(path)!r} cannot be read: {type(error).__name__}: {error}; write it with "
-                "vf-audit ENV -m MODEL --keep FILE",
-                key="keep_rows",
-            ) from error
-        useful = Table.required(self.train_table, self).only(hashes)
-        if not len(useful):
-            raise ConfigError(
-                f"keep_rows={os.fspath(path)!r} lists no training row of this environment", key="keep_rows"
-            )
-        self._tables = useful, self._tables[1]
+        self._tables = self._kept_rows("keep_rows", path), self._tables[1]
+
+    def set_keep_eval_rows(self, path: str | os.PathLike[str]) -> None:
+        """Evaluate on the training rows that a file of ``vf-audit --keep`` lists; *raises* as ``set_keep_rows``."""
+        self._tables = self._tables[0], self._kept_rows("keep_eval_rows", path)
+
+    def _kept_rows(self, key: str, path: str | os.PathLike[str]) -> Table:
+        selection = read_kept_rows(path, key)
+        table = self._tables[0] if self._tables[0] is not None else self.eval_table
+        rows = selection.of(table, self.env_id, self.env_args if self.loaded_from is not None else None, key)
+        setattr(self, key, selection.digest)  # part of the identity, whatever the file is called
+        return rows
 
     def set_max_workers(self, max_workers: int | None) -> None:
         """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError below 1."""

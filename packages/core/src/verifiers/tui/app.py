@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
@@ -11,8 +12,9 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
+from verifiers.data.messages import escape_control
 from verifiers.tui.lines import Lines
-from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, rollout_text, row_line, run_line
+from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, heading, numbers_text, rollout_text, row_line, run_line
 from verifiers.view.index import NAMES, NUMBERS
 from verifiers.view.library import Library
 
@@ -20,21 +22,45 @@ LOOK_S = 1.0
 """Seconds between two checks of a screen for new data."""
 _BACK = Binding("b,escape", "app.leave", "back")
 _SEARCH = Binding("s,slash", "search", "search")
+_SORT = Binding("o", "sort", "sort by the next column")
+_REVERSE = Binding("r", "reverse", "reverse")
+RUN_COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "Run": lambda run: (run["env"], run["model"], run["date"]),
+    "Model": lambda run: run["model"],
+    "Reward": lambda run: run["reward"],
+    "Rollouts": lambda run: run["rollouts"],
+    "Errors": lambda run: run["errors"],
+    "Status": lambda run: run["status"],
+    "Date": lambda run: run["date"],
+}
+"""Column title -> the value that sorts runs."""
+ROW_COLUMNS = {
+    "#": "example",
+    "Reward": "reward",
+    "Turns": "turns",
+    "Tokens": "output_tokens",
+    "Time": "total_ms",
+    "Stopped by": "stopped",
+}
+"""Column title -> the column that sorts rollouts."""
 
 
 class ListScreen(Screen[None]):
-    """A title, a list of ``entries``, and a search line."""
+    """A title, the state of the list (its order and filters), a list of ``entries``, and a search line."""
 
-    def __init__(self, title: str, heading: str):
+    def __init__(self, title: str, heading: str, columns: Sequence[str]):
         super().__init__()
         self.title, self.heading, self.query_text = title, heading, ""
+        self.columns, self.sorted_by, self.is_reversed = columns, columns[0], False
         self.version = ""
         self.lines = Lines(self.line)
 
     def compose(self) -> ComposeResult:
-        """Title, column titles, list, search line."""
+        """Title, numbers, state, column titles, list, search line."""
         yield Static(self.title or "", classes="title", markup=False)
-        yield Static(self.heading, classes="heading", markup=False)
+        yield Static("", classes="numbers", markup=False)
+        yield Static("", classes="state", markup=False)
+        yield Static("", classes="heading", markup=False)
         yield self.lines
         search = Input(placeholder="search, Enter to apply, empty for all")
         search.display = False
@@ -52,7 +78,35 @@ class ListScreen(Screen[None]):
         version = self.current_version()
         if version != self.version:
             self.version = version
-            self.lines.show(self.entries())
+            self.show()
+
+    def show(self) -> None:
+        """Fill the list anew, and say how it is sorted and filtered."""
+        self.lines.show(self.entries())
+        self.query_one(".heading", Static).update(heading(self.heading, self.sorted_by))
+        order = f"sorted by {self.sorted_by}, {'descending' if self.is_reversed else 'ascending'}"
+        num_shown = f"{len(self.lines.entries):,} listed"
+        self.query_one(".state", Static).update(" · ".join([num_shown, order, *self.filters()]))
+
+    def filters(self) -> list[str]:
+        """What each filter that is on keeps."""
+        return [f"contains “{escape_control(self.query_text)}”"] if self.query_text else []
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        columns = self.columns
+        self.sorted_by = columns[(columns.index(self.sorted_by) + 1) % len(columns)]
+        self.show_from_the_top()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self.is_reversed = not self.is_reversed
+        self.show_from_the_top()
+
+    def show_from_the_top(self) -> None:
+        """Fill the list anew, with the cursor on its first entry."""
+        self.show()
+        self.lines.action_jump(0)
 
     def action_search(self) -> None:
         """Open the search line."""
@@ -64,8 +118,7 @@ class ListScreen(Screen[None]):
         """Show the entries that contain the text."""
         self.query_text = event.value.strip()
         event.input.display = bool(self.query_text)
-        self.lines.cursor = 0
-        self.lines.show(self.entries())
+        self.show_from_the_top()
         self.lines.focus()
 
     def line(self, entry: Any) -> Any:
@@ -84,10 +137,10 @@ class ListScreen(Screen[None]):
 class RunsScreen(ListScreen):
     """Every run, by environment, model and date."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH]
+    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _SORT, _REVERSE]
 
     def __init__(self, library: Library):
-        super().__init__("runs", RUN_TITLE)
+        super().__init__("runs", RUN_TITLE, tuple(RUN_COLUMNS))
         self.library = library
 
     def line(self, entry: Any) -> Any:
@@ -100,7 +153,7 @@ class RunsScreen(ListScreen):
             for run in self.library.runs()["runs"]
             if all(word in f"{run['env']} {run['model']} {run['id']}".casefold() for word in words)
         ]
-        return sorted(runs, key=lambda run: (run["env"], run["model"], run["date"]))
+        return ordered(ordered(runs, RUN_COLUMNS["Run"]), RUN_COLUMNS[self.sorted_by], self.is_reversed)
 
     def current_version(self) -> str:
         return str(self.library.version()["version"])
@@ -116,15 +169,31 @@ class RunsScreen(ListScreen):
 
 
 class RowsScreen(ListScreen):
-    """The rollouts of a run, sorted by example."""
+    """The numbers of a run and its rollouts."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _BACK]
+    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _SORT, _REVERSE, Binding("e", "errors", "errors only"), _BACK]
 
     def __init__(self, library: Library, run: dict[str, Any], step: int | None):
         where = "" if step is None else f" · step {step}"
-        super().__init__(f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE)
+        super().__init__(f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE, tuple(ROW_COLUMNS))
         self.library, self.run, self.step = library, run["id"], step
         self.facts: dict[str, list[Any]] = {}
+        self.has_errors_only = False
+
+    def look(self) -> None:
+        """Refill the list and compute the numbers anew when the data has changed."""
+        before = self.version
+        super().look()
+        if self.version != before:
+            self.query_one(".numbers", Static).update(numbers_text(self.library.numbers(self.run, self.step)))
+
+    def filters(self) -> list[str]:
+        return [*super().filters(), *(["errors only"] if self.has_errors_only else [])]
+
+    def action_errors(self) -> None:
+        """List only rollouts with an error, or all again."""
+        self.has_errors_only = not self.has_errors_only
+        self.show_from_the_top()
 
     def line(self, entry: Any) -> Any:
         preview = self.library.previews(self.run, [entry], self.step)["previews"][str(entry)]
@@ -141,10 +210,13 @@ class RowsScreen(ListScreen):
         if self.query_text:
             rows = self.library.search(self.run, self.query_text, step=self.step, budget_s=float("inf"))["rows"]
         replaced = set(response["replaced"])
+        error, stop = self.facts["error"], self.facts["stop_condition"]
+        self.facts["stopped"] = [e or c for e, c in zip(error, stop, strict=True)]
+        listed = [row for row in rows if row not in replaced and (error[row] or not self.has_errors_only)]
         example, sibling = self.facts["example"], self.facts["sibling"]
-        if all(isinstance(value, int) for value in example):
-            rows = sorted(rows, key=lambda row: (example[row], sibling[row]))
-        return [row for row in rows if row not in replaced]
+        values = self.facts[ROW_COLUMNS[self.sorted_by]]
+        by_example = ordered(sorted(listed, key=lambda row: sibling[row]), lambda row: example[row])
+        return ordered(by_example, lambda row: values[row], self.is_reversed)
 
     def current_version(self) -> str:
         return str(self.library.version(self.run)["version"])
@@ -211,6 +283,9 @@ class RunsApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "quit")]
     CSS = """
     .title { background: $panel; padding: 0 1; text-style: bold; height: 1; }
+    .numbers { padding: 0 1; height: auto; }
+    RunsScreen .numbers { display: none; }
+    .state { padding: 0 1; height: 1; color: $text-muted; text-style: italic; }
     .heading { color: $text-muted; height: 1; }
     Lines { height: 1fr; }
     Input { dock: bottom; margin-bottom: 1; }
@@ -229,3 +304,21 @@ class RunsApp(App[None]):
         """Leave this screen for the one below it."""
         if len(self.screen_stack) > 2:
             self.pop_screen()
+
+
+def ordered(entries: Sequence[Any], value: Callable[[Any], Any], is_reversed: bool = False) -> list[Any]:
+    """The entries sorted by a value, equal ones in their order; those with an unknown value are last.
+
+    >>> ordered(["a", "bb", "c"], {"a": 1.0, "bb": None, "c": 2.0}.get, is_reversed=True)
+    ['c', 'a', 'bb']
+    """
+    pairs = [(value(entry), entry) for entry in entries]
+    known = [pair for pair in pairs if not _is_unknown(pair[0])]
+    kinds = {float if isinstance(found, int | float) else type(found) for found, _ in known}
+    is_plain = len(kinds) < 2  # ids of examples may be numbers and texts
+    known.sort(key=lambda pair: pair[0] if is_plain else str(pair[0]), reverse=is_reversed)
+    return [entry for _, entry in (*known, *(pair for pair in pairs if _is_unknown(pair[0])))]
+
+
+def _is_unknown(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -10,11 +10,31 @@ from typing import Any
 from rich.text import Text
 
 from verifiers.data.messages import escape_control
+from verifiers.results.texts import latency_text, number_lines
 
 ROLE_STYLES = {"assistant": "bold blue", "user": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}
 RUN_TITLE = f"{'Run':<34} {'Model':<24} {'Reward':>15} {'Rollouts':>11} {'Errors':>6}  {'Status':<12} Date"
-ROW_TITLE = f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Stopped by':<20} Task and last reply"
+ROW_TITLE = f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Time':>7} {'Stopped by':<20} Task and last reply"
+NUMBERS_SHOWN = ("reward", "success", "pass@k", "errors", "unscored", "tokens", "cost", "time")
+"""The lines of a run's numbers that are shown above its rollouts."""
+
+
+def numbers_text(facts: Mapping[str, Any]) -> Text:
+    """The numbers of a run, as the summary of ``vf-eval`` has them."""
+    text = Text()
+    for name, value in number_lines(facts):
+        if name in NUMBERS_SHOWN:
+            text.append(f"{chr(10) if text else ''}{name:<9}", "cyan").append(escape_control(value))
+    return text
+
+
+def heading(title: str, sorted_by: str) -> Text:
+    """The titles of the columns; the one that sorts is underlined."""
+    text = Text(title, no_wrap=True)
+    start = title.index(sorted_by)
+    text.stylize("bold underline", start, start + len(sorted_by))
+    return text
 
 
 def run_line(run: Mapping[str, Any]) -> Text:
@@ -41,6 +61,7 @@ def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
     style = "dim" if math.isnan(reward) else "green" if reward >= 0.5 else "red"
     line.append(f"{_number(reward):>8}", style)
     line.append(f" {_count(facts['turns']):>5} {_count(facts['output_tokens']):>7} ")
+    line.append(f"{'–' if math.isnan(facts['total_ms']) else latency_text(facts['total_ms']):>7} ")
     stopped = facts["error"] or facts["stop_condition"] or ""
     line.append(f"{_cell(stopped, 20)} ", "red" if facts["error"] else "")
     line.append(_cell(preview["question"], 40), "dim")

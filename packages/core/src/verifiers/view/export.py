@@ -106,6 +106,7 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
             for step in run["steps"]:
                 yield from _rows(library, run["id"], step, f"{index}/step-{step}")
         else:
+            yield f"{index}/labels", library.labels(run["id"])
             yield from _rows(library, run["id"], None, f"{index}/rows")
 
 

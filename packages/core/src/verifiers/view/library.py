@@ -7,6 +7,7 @@ it does not change while a run continues.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from verifiers.errors import ConfigError
 from verifiers.results.agreement import agreement
 from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
+from verifiers.results.outputs import GenerateMetadata, GenerateOutputs
+from verifiers.results.rows import ErrorInfo, RolloutOutput
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
@@ -91,6 +94,39 @@ class Library:
             "columns": columns,
             "metrics": {name: values[first:total] for name, values in index.metrics.items()},
         }
+
+    def numbers(self, run_id: str, step: int | None = None) -> dict[str, Any]:
+        """The numbers of an evaluation, or of a step of a training, as ``GenerateOutputs.summary`` has them.
+
+        They count every saved rollout, also while the run continues; cost and time are those that the run wrote last.
+        """
+        source, index = self.catalog.get(run_id), self._index(run_id, step)
+        index.read()
+        described, replaced = self._describe(source), set(index.replaced)
+        columns, metrics = index.columns, list(index.metrics.items())
+        outputs = [
+            RolloutOutput(
+                example_id=columns["example"][row],
+                example_hash=columns["key"][row],
+                reward=columns["reward"][row],
+                metrics={name: values[row] for name, values in metrics},
+                error=error and ErrorInfo(error=error),
+                stop_condition=columns["stop_condition"][row],
+                timing={"total_ms": columns["total_ms"][row]},
+                token_usage={
+                    name: columns[name][row]
+                    for name in ("input_tokens", "output_tokens")
+                    if not math.isnan(columns[name][row])
+                },
+            )
+            for row, error in enumerate(columns["error"])
+            if row not in replaced
+        ]
+        facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
+        summary = GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts)).summary()
+        whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
+        unscored = {cause.removesuffix(" in None"): count for cause, count in summary["unscored"].items()}
+        return {**summary, **whole, "unscored": unscored}
 
     def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
         """The first words of some saved rollouts, by row number."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,8 @@ class TrainingRun:
         if not is_offline and (settings.component == "ce" or dataset is settings.saved_runs is not None):
             raise ConfigError(_nothing_to_imitate(settings))
         if not is_offline:
+            if settings.keep_rows is not None:
+                env.set_kwargs(keep_rows=os.path.abspath(settings.keep_rows))
             check_environment(env, settings.num_env_workers)
             choose_advantage(env, settings)
         ranks = Ranks.of(settings)

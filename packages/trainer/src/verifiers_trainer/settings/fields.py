@@ -481,6 +481,9 @@ class RLFields(TrainingArguments):
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
     seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
     selects."""
+    keep_rows: str | None = None
+    """A file of ``vf-audit ENV -m MODEL --keep FILE``: train only on the rows that it lists, which the model solves
+    sometimes."""
     num_env_workers: Annotated[int, Between(0, 4096), SPEED] = 0
     """Processes that run and score the training rollouts, so that the code of the environment (loaded by id) uses more
     than one core; 0 = this process."""

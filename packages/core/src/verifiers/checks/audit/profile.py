@@ -13,6 +13,7 @@ from pathlib import Path
 from verifiers.checks.audit.report import RowProfile
 from verifiers.clients.protocol import ClientLike, ModelLike
 from verifiers.data.examples import Example
+from verifiers.data.kept_rows import AUDIT, EXAMPLE_HASH
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.results.outputs import successes
@@ -52,15 +53,17 @@ async def profile_rows(
     return examples, profiles
 
 
-def write_useful(path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile]) -> int:
-    """Write the useful rows as JSON lines, with ``example_hash`` and ``pass_rate``; return their number.
-
-    ``env.set_kwargs(keep_rows=path)`` keeps only these rows of an environment.
-    """
+def write_useful(
+    path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile], env: Environment, model: str
+) -> int:
+    """Write the useful rows in the format of ``data.kept_rows``; return their number."""
     lines = []
+    audit = {"environment": env.env_id, "env_args": env.env_args, "model": model}
     for example, profile in zip(examples, profiles, strict=True):
         if profile.kind == "useful":
             rate = profile.num_solved / profile.num_rollouts
-            lines.append(encode_row({**example.row, "example_hash": example.hash, "pass_rate": rate}) + b"\n")
+            lines.append(
+                encode_row({**example.row, EXAMPLE_HASH: example.hash, "pass_rate": rate, AUDIT: audit}) + b"\n"
+            )
     atomic_write(path, b"".join(lines))
     return len(lines)

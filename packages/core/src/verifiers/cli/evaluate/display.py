@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from verifiers.cli.common.interrupt import watched
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
+from verifiers.results.texts import duration
 from verifiers.runs.runner import Progress
 from verifiers.runtime.redaction import redacted_text
 
@@ -81,19 +82,6 @@ def _waiting(started: float, state: Any, now: float) -> str:
     awaited = state.waiting_for or "the environment"
     turn = len(state["trajectory"]) + 1
     return f"  example {state['example_id']}, turn {turn}: waits for {awaited}, {duration(now - started)} old"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(4.25), duration(75), duration(7300)
-    ('4 s', '1 min 15 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 class Display:

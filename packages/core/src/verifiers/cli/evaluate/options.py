@@ -188,6 +188,9 @@ class EvalSettings:
     num_examples: Annotated[
         Annotated[int, Bounds(1, minus_one="all")], Flag("-n --num-examples", "Rows to run; -1 = all.")
     ] = 5
+    keep_rows: Annotated[
+        Text | None, Flag("--keep-rows", "Run the training rows that this file of vf-audit --keep lists.")
+    ] = None
     rollouts_per_example: Annotated[Count, Flag("-r --rollouts-per-example", "Rollouts of each row.")] = 3
     shuffle: Annotated[bool, Flag("--shuffle/--no-shuffle", "Shuffle the rows before taking -n.")] = False
     shuffle_seed: Annotated[Integer, Flag("--shuffle-seed", "Seed of --shuffle.")] = 0

@@ -207,6 +207,11 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
         env.set_kwargs(**settings.extra_env_kwargs)
     except ConfigError as error:
         raise ConfigError(f"--extra-env-kwargs: {error}", **error.facts) from error
+    if settings.keep_rows is not None:
+        try:
+            env.set_kwargs(keep_eval_rows=os.path.abspath(settings.keep_rows))
+        except ConfigError as error:
+            raise ConfigError(f"--keep-rows: {error}", **error.facts) from error
     return env
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from verifiers.cli.evaluate.display import duration
+from verifiers.results.texts import dollars, duration, number, number_lines
 
 SCHEMA = 1
 RUN_KEYS = (
@@ -103,55 +103,11 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     plan = f"{facts['num_examples']} examples × {facts['rollouts_per_example']}"
     yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
     yield "sampling", _sampling(facts)
-    yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
-    if facts["avg_success"] is not None:
-        yield "success", f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}"
-    elif facts["avg_reward"] is not None:
-        yield "success", "not known: the reward is graded, and the rubric names no success metric (success=…)"
-    if facts["pass_at_k"]:
-        yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
-        yield "pass^k", _by_k(facts["pass_all_k"])
-    for name, value in facts["avg_metrics"].items():
-        yield f"  {name}", _number(value)
-    if facts["errors"]:
-        yield "errors", ", ".join(f"{count} × {cause}" for cause, count in facts["errors"].items())
-    if facts["unscored"]:
-        listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
-        yield "unscored", f"{listed}; not in the mean"
-    if facts["stop_conditions"]:
-        yield "ended by", ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items())
-    yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
-    if facts["cost_usd"] is not None:
-        yield "cost", _dollars(facts["cost_usd"], facts["num_rollouts"])
-    if facts["spent"] is not None:
-        yield "spent", _spent(facts["spent"])
-    if facts["latency"]["median_ms"] is not None:
-        latency = {name: _seconds(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
-        yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
-    yield "time", _time(facts)
+    yield from number_lines(facts)
     for name, path in (facts["exported"] or {}).items():
         yield "exported", f"{path} ({name})"
     for note in notes:
         yield "note", note
-
-
-def _mean(mean: float | None, stderr: float | None) -> str:
-    if mean is None:
-        return "unknown"
-    return f"{mean:.3f}" + (f" ± {stderr:.3f} (standard error)" if stderr is not None else "")
-
-
-def _meaning_of_success(facts: Mapping[str, Any]) -> str:
-    """What counts as solved.
-
-    >>> _meaning_of_success({"success_metric": None, "pass_threshold": 0.5})
-    'solved = reward ≥ 0.5'
-    """
-    if facts["success_metric"] is not None:
-        return f"solved = {facts['success_metric']} is 1"
-    return (
-        "solved = reward is 1" if facts["pass_threshold"] is None else f"solved = reward ≥ {facts['pass_threshold']:g}"
-    )
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
@@ -164,67 +120,6 @@ def _sampling(facts: Mapping[str, Any]) -> str:
     known = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
     rest = "" if local or "temperature" in known else "the rest by the server's defaults"
     return "; ".join(filter(None, (", ".join(f"{name} {value}" for name, value in known.items()), rest)))
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
-
-
-def _by_k(rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
-    """The rates by k, with their 95 % intervals in brackets.
-
-    >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)})
-    '1: 0.250 [0.10, 0.50]'
-    """
-    bounds = {k: f" [{low:.2f}, {high:.2f}]" for k, (low, high) in (intervals or {}).items()}
-    return "  ".join(f"{k}: {_number(rate)}{bounds.get(k, '')}" for k, rate in rates.items())
-
-
-def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
-    prompt, sampled = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-    if not prompt and not sampled:
-        return "not reported"
-    per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
-    cached = f" ({cached:,} from the cache)" if (cached := usage.get("cached_tokens")) else ""
-    return f"{prompt:,} read{cached}, {sampled:,} sampled{per_rollout}"
-
-
-def _dollars(cost: float, num_rollouts: int) -> str:
-    """A cost with at least two significant digits.
-
-    >>> _dollars(0.0042, 10), _dollars(12.5, 100)
-    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.12 per rollout)')
-    """
-
-    def dollars(amount: float) -> str:
-        return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
-
-    return f"{dollars(cost)} ({dollars(cost / num_rollouts)} per rollout)" if num_rollouts else dollars(cost)
-
-
-def _spent(spent: Mapping[str, Any]) -> str:
-    """What the run has spent over all sessions, and its limits."""
-    limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
-    limits += [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
-    of = f" of at most {' and '.join(limits)}" if limits else ""
-    lost = f", {spent['lost']} of them lost and counted in full" if spent["lost"] else ""
-    usd = f"${spent['usd']:.4f} and " if spent["max_cost_usd"] is not None or spent["usd"] else ""
-    return f"{usd}{spent['tokens']:,} tokens{of}, in {spent['requests']:,} requests{lost}"
-
-
-def _time(facts: Mapping[str, Any]) -> str:
-    spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
-    rates = facts["throughput"] or {}
-    if rates.get("rollouts_per_s") is None:
-        return spent
-    tokens = rates["output_tokens_per_s"]
-    sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
-    rate = rates["rollouts_per_s"]
-    return f"{spent} ({rate:,.0f} rollouts/s{sampled})" if rate >= 10 else f"{spent} ({rate:.2g} rollouts/s{sampled})"
-
-
-def _seconds(milliseconds: float) -> str:
-    return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.0f} ms"
 
 
 # --- several runs -------------------------------------------------------------------------------------------------
@@ -248,7 +143,7 @@ def table_rows(runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, 
         tokens = sum(count for name, count in run["usage"].items() if not name.startswith("final_"))
         counts = [f"{run['num_rollouts']:,}", f"{run['num_errors']:,}", f"{tokens:,}" if tokens else "not reported"]
         cost = [_cost(run["cost_usd"])] if has_cost else []
-        row = [_number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
+        row = [number(run["avg_reward"]) + stderr, *counts, *cost, duration(run["seconds"])]
         rows.append([*(_cell(value.get(key)) for key in differing), *row])
     if has_cost:
         total = None if None in costs else math.fsum(costs)
@@ -258,7 +153,7 @@ def table_rows(runs: Sequence[Mapping[str, Any]], varied: Sequence[Mapping[str, 
 
 
 def _cost(usd: float | None) -> str:
-    return "unknown" if usd is None else _dollars(usd, 0)
+    return "unknown" if usd is None else dollars(usd, 0)
 
 
 def _cell(value: object) -> str:

@@ -42,7 +42,7 @@ async function fromCopy(question, params) {
   const place = runs.runs.findIndex((run) => run.id === params.run);
   if (place < 0) throw new Error(`there is no run ${params.run} in this copy`);
   const rows = `${place}/${params.step ? `step-${params.step}` : "rows"}`;
-  if (question === "run" || question === "metrics") return load(`${place}/${question}`);
+  if (question === "run" || question === "metrics" || question === "labels") return load(`${place}/${question}`);
   if (question === "columns") return load(`${rows}/columns`);
   if (question === "rollout") {
     const file = await load(`${rows}/rollouts-${Math.floor(params.row / ROWS_PER_FILE)}`);

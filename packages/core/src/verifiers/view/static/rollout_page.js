@@ -6,7 +6,7 @@ import { h, replace, visible } from "./dom.js";
 import { count, isKnown } from "./format.js";
 import { address, keep, problem, rewardChip, runName, setting, stepName, successOf } from "./page.js";
 import { rowsOf } from "./rows.js";
-import { queryOf, rewardRange, viewOf } from "./rows_view.js";
+import { labelName, queryOf, rewardRange, viewOf } from "./rows_view.js";
 import { facts, outline, toggleRendered, toggleTokens, transcript } from "./transcript.js";
 
 export async function rolloutPage(main, { parts, query }) {
@@ -43,8 +43,8 @@ export async function rolloutPage(main, { parts, query }) {
   const permalink = () => location.href.split("#")[0] + address([...base, "example", String(rollout.example_id), String(rows.siblingNumber(row))]);
 
   function drawLabel() {
-    if (!rows.canLabel) return;
     const now = rows.value("label", row) ?? null;
+    if (!rows.canLabel) return replace(labelled, now === null ? null : h("span", { class: "facts", title: "a person's label of this rollout" }, "labelled ", labelName(now)));
     const choice = (text, value, key) => h("button", { type: "button", class: value ? "right" : "wrong", "aria-pressed": String(now === Number(value)), title: `key ${key}; again takes it back`, onclick: () => mark(value) }, text);
     replace(labelled, choice("right", true, "y"), choice("wrong", false, "n"));
   }

@@ -1,6 +1,6 @@
 // The columns of one file of saved rollouts in the browser: updated, filtered, sorted and counted here.
 
-import { ask, isCopy } from "./api.js";
+import { ask } from "./api.js";
 import { compile } from "./expression.js";
 import { isKnown } from "./format.js";
 
@@ -60,7 +60,7 @@ export class Rows {
       this.take(answer);
       changed();
     } while (!this.complete);
-    if (!isCopy && this.step === null) this.takeLabels(await ask("labels", { run: this.run }));
+    if (this.step === null) this.takeLabels(await ask("labels", { run: this.run }));
     changed();
   }
 

@@ -8,7 +8,7 @@ import { barList, extent, histogram } from "./plots.js";
 import { VIEW } from "./rows.js";
 import { Table } from "./table.js";
 
-const labelName = (label) => ({ 1: h("span", { class: "good" }, "right"), 0: h("span", { class: "bad" }, "wrong") })[label] ?? "";
+export const labelName = (label) => ({ 1: h("span", { class: "good" }, "right"), 0: h("span", { class: "bad" }, "wrong") })[label] ?? "";
 const MAX_METRIC_COLUMNS = 4;
 const MAX_CELLS = 64; // rollouts of one example that the table shows
 const SHOWN_ANYWAY = new Set(["num_turns"]); // it has a column of its own

@@ -1,0 +1,138 @@
+"""The numbers of a run as text, as the summary of ``vf-eval`` and ``vf-tui`` show them; an unknown one is "unknown"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too where the command has it.
+
+    Names are not escaped. Lines without a value are left out.
+    """
+    yield "reward", _mean(facts["avg_reward"], facts["reward_stderr"])
+    if facts["avg_success"] is not None:
+        yield "success", f"{_mean(facts['avg_success'], facts['success_stderr'])}; {_meaning_of_success(facts)}"
+    elif facts["avg_reward"] is not None:
+        yield "success", "not known: the reward is graded, and the rubric names no success metric (success=…)"
+    if facts["pass_at_k"]:
+        yield "pass@k", _by_k(facts["pass_at_k"], facts["pass_at_k_interval"])
+        yield "pass^k", _by_k(facts["pass_all_k"])
+    for name, value in facts["avg_metrics"].items():
+        yield f"  {name}", number(value)
+    if facts["errors"]:
+        yield "errors", ", ".join(f"{count} × {cause}" for cause, count in facts["errors"].items())
+    if facts["unscored"]:
+        listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
+        yield "unscored", f"{listed}; not in the mean"
+    if facts["stop_conditions"]:
+        yield "ended by", ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items())
+    yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
+    if facts["cost_usd"] is not None:
+        yield "cost", dollars(facts["cost_usd"], facts["num_rollouts"])
+    if facts["spent"] is not None:
+        yield "spent", _spent(facts["spent"])
+    if facts["latency"]["median_ms"] is not None:
+        latency = {name: latency_text(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
+        yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
+    if facts["seconds"] is not None:
+        yield "time", _time(facts)
+
+
+def _mean(mean: float | None, stderr: float | None) -> str:
+    if mean is None:
+        return "unknown"
+    return f"{mean:.3f}" + (f" ± {stderr:.3f} (standard error)" if stderr is not None else "")
+
+
+def _meaning_of_success(facts: Mapping[str, Any]) -> str:
+    """What counts as solved.
+
+    >>> _meaning_of_success({"success_metric": None, "pass_threshold": 0.5})
+    'solved = reward ≥ 0.5'
+    """
+    if facts["success_metric"] is not None:
+        return f"solved = {facts['success_metric']} is 1"
+    return (
+        "solved = reward is 1" if facts["pass_threshold"] is None else f"solved = reward ≥ {facts['pass_threshold']:g}"
+    )
+
+
+def number(value: float | None) -> str:
+    """A number with three decimals."""
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _by_k(rates: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+    """The rates by k, with their 95 % intervals in brackets.
+
+    >>> _by_k({"1": 0.25}, {"1": (0.1, 0.5)})
+    '1: 0.250 [0.10, 0.50]'
+    """
+    bounds = {k: f" [{low:.2f}, {high:.2f}]" for k, (low, high) in (intervals or {}).items()}
+    return "  ".join(f"{k}: {number(rate)}{bounds.get(k, '')}" for k, rate in rates.items())
+
+
+def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
+    prompt, sampled = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    if not prompt and not sampled:
+        return "not reported"
+    per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
+    cached = f" ({cached:,} from the cache)" if (cached := usage.get("cached_tokens")) else ""
+    return f"{prompt:,} read{cached}, {sampled:,} sampled{per_rollout}"
+
+
+def dollars(cost: float, num_rollouts: int) -> str:
+    """A cost with at least two significant digits.
+
+    >>> dollars(0.0042, 10), dollars(12.5, 100)
+    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.12 per rollout)')
+    """
+
+    def rounded(amount: float) -> str:
+        return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
+
+    return f"{rounded(cost)} ({rounded(cost / num_rollouts)} per rollout)" if num_rollouts else rounded(cost)
+
+
+def _spent(spent: Mapping[str, Any]) -> str:
+    """What the run has spent over all sessions, and its limits."""
+    limits = [f"${spent['max_cost_usd']:g}"] if spent["max_cost_usd"] is not None else []
+    limits += [f"{spent['max_total_tokens']:,} tokens"] if spent["max_total_tokens"] is not None else []
+    of = f" of at most {' and '.join(limits)}" if limits else ""
+    lost = f", {spent['lost']} of them lost and counted in full" if spent["lost"] else ""
+    usd = f"${spent['usd']:.4f} and " if spent["max_cost_usd"] is not None or spent["usd"] else ""
+    return f"{usd}{spent['tokens']:,} tokens{of}, in {spent['requests']:,} requests{lost}"
+
+
+def _time(facts: Mapping[str, Any]) -> str:
+    spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
+    rates = facts.get("throughput") or {}
+    if rates.get("rollouts_per_s") is None:
+        return spent
+    tokens = rates["output_tokens_per_s"]
+    sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
+    rate = rates["rollouts_per_s"]
+    return f"{spent} ({rate:,.0f} rollouts/s{sampled})" if rate >= 10 else f"{spent} ({rate:.2g} rollouts/s{sampled})"
+
+
+def latency_text(milliseconds: float) -> str:
+    """
+    >>> latency_text(12.3), latency_text(4321.0)
+    ('12 ms', '4.3 s')
+    """
+    return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.0f} ms"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(4.25), duration(75), duration(7300)
+    ('4 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
