@@ -175,6 +175,9 @@ TOPICS = {
     "Methods of environments": "stop setup cleanup teardown",
     "Rewards": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric reward metric advantage",
     "Parsers": "Parser XMLParser ThinkParser MaybeThinkParser",
+    "Messages": "SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool TextContentPart "
+    "ImageUrlContentPart InputAudioContentPart",
+    "A model call": "ModelRequest Response ResponseTokens Usage",
     "Models": "ClientConfig EndpointConfig as_client use_client load_endpoints",
     "Results": "GenerateOutputs load_results make_dataset export_trajectories open_view",
     "Training": "RLTrainer RLConfig GRPOTrainer GRPOConfig get_model get_tokenizer get_model_and_tokenizer "

@@ -116,6 +116,10 @@ def _message(role: str, content: object, /, **optional: object) -> dict[str, Any
 class SystemMessage(Message):
     """A system message.
 
+    Args:
+        content: Text, or a list of content parts.
+        role: Always "system".
+
     >>> vf.SystemMessage("Be brief.")
     {'role': 'system', 'content': 'Be brief.'}
     """
@@ -128,6 +132,10 @@ class SystemMessage(Message):
 
 class UserMessage(Message):
     """A user message; ``content`` is text or a list of content parts.
+
+    Args:
+        content: Text, or a list of content parts.
+        role: Always "user".
 
     >>> vf.UserMessage("hi") == {"role": "user", "content": "hi"}
     True
@@ -144,6 +152,13 @@ class AssistantMessage(Message):
 
     As the message of a ``Response`` it also has that response's ``finish_reason``, ``is_truncated`` and ``tokens``,
     which are no keys of the message; they are None without a response.
+
+    Args:
+        content: Text, or a list of content parts; None beside tool calls.
+        tool_calls: The tools that the model calls.
+        reasoning_content: Its reasoning, where the server separates it from the text.
+        thinking_blocks: Reasoning with signatures, as Anthropic sends it; kept as given.
+        role: Always "assistant".
 
     >>> vf.AssistantMessage("It is 4.", reasoning_content="2 + 2")
     {'role': 'assistant', 'content': 'It is 4.', 'reasoning_content': '2 + 2'}
@@ -241,6 +256,11 @@ class ResponseMessage(AssistantMessage):
 class ToolMessage(Message):
     """The result of one tool call.
 
+    Args:
+        content: What the tool returned, or its error.
+        tool_call_id: The ``id`` of the call that it answers.
+        role: Always "tool".
+
     >>> vf.ToolMessage("4", tool_call_id="c1")
     {'role': 'tool', 'content': '4', 'tool_call_id': 'c1'}
     """
@@ -253,6 +273,10 @@ class ToolMessage(Message):
 
 class TextMessage(Message):
     """Text in completion mode.
+
+    Args:
+        content: The text.
+        role: Always "text".
 
     >>> vf.TextMessage("2 + 2 =")
     {'role': 'text', 'content': '2 + 2 ='}
@@ -300,6 +324,11 @@ class _Function(dict[str, Any]):
 class ToolCall(_Function):
     """A tool call in the wire format; ``name`` and ``arguments`` (a JSON string) also read flat.
 
+    Args:
+        id: Names the call; its result has the same id.
+        name: Name of the tool.
+        arguments: Arguments: an object, or its JSON text.
+
     >>> call = vf.ToolCall("c1", "add", {"a": 1})
     >>> call["function"]["name"], call.name, call.arguments
     ('add', 'add', '{"a": 1}')
@@ -323,6 +352,12 @@ class ToolCall(_Function):
 
 class Tool(_Function):
     """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read flat.
+
+    Args:
+        name: Name that the model calls.
+        description: What it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: Whether the server must follow the schema; None = its default.
 
     >>> tool = vf.Tool("add", "Add two numbers.", {"type": "object"})
     >>> tool["function"]["name"], tool.name, tool.strict
@@ -362,6 +397,9 @@ class _ContentPart(AttributeDict):
 class TextContentPart(_ContentPart):
     """``{"type": "text", "text": …}``.
 
+    Args:
+        text: The text.
+
     >>> vf.UserMessage([vf.TextContentPart("What is it?"), vf.ImageUrlContentPart("http://host/a.png")]).content[0]
     {'type': 'text', 'text': 'What is it?'}
     """
@@ -374,6 +412,9 @@ class TextContentPart(_ContentPart):
 
 class ImageUrlContentPart(_ContentPart):
     """``{"type": "image_url", "image_url": {"url": …}}``; ``url`` may be a data URL.
+
+    Args:
+        image_url: Address of the image, or a data URL; a mapping may add ``detail``.
 
     >>> vf.ImageUrlContentPart("http://host/a.png")
     {'type': 'image_url', 'image_url': {'url': 'http://host/a.png'}}
@@ -388,6 +429,11 @@ class ImageUrlContentPart(_ContentPart):
 
 class InputAudioContentPart(_ContentPart):
     """``{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}``.
+
+    Args:
+        data: The audio in base64.
+        format: Its format: "wav" or "mp3".
+        input_audio: Both in one mapping, in place of the two.
 
     >>> vf.InputAudioContentPart("UklGRg==", "wav")
     {'type': 'input_audio', 'input_audio': {'data': 'UklGRg==', 'format': 'wav'}}
@@ -412,11 +458,17 @@ class ModelRequest:
     """
 
     prompt: Messages
+    """Messages, or text in completion mode."""
     model: str
+    """Name of the model."""
     message_type: str = "chat"
+    """"chat" or "completion"."""
     tools: Sequence[Mapping[str, Any]] | None = None
+    """Tools that the model may call."""
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters of the request, such as ``temperature``."""
     seed: int | None = None
+    """Seed of the sampling, where the server takes one."""
     timeout_s: float | None = None
     """Time limit of the call with its retries, in seconds; None = the client's."""
     require_tokens: bool = False
@@ -424,6 +476,7 @@ class ModelRequest:
     rollout_id: str | None = None
     """Identifies the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
     headers: Mapping[str, str] | None = None
+    """Further HTTP headers."""
     sample: str | None = None
     """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply out of a cache."""
     state: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
@@ -491,6 +544,7 @@ class Usage(_Fields):
     reasoning_tokens: int = 0
     """Completion tokens of reasoning, where the server tells them apart."""
     total_tokens: int = -1
+    """Sum of prompt and completion; computed unless given."""
 
     def __post_init__(self) -> None:
         if self.total_tokens < 0:
@@ -501,14 +555,21 @@ class Usage(_Fields):
 class ResponseTokens(_Fields):
     """The tokens of one call exactly as the server processed and sampled them.
 
+    Args:
+        prompt_mask: Accepted where it is 0 for each token of the prompt.
+        completion_mask: Accepted where it is 1 for each token of the completion.
+
     >>> tokens = vf.ResponseTokens(np.array([1, 15, 9]), np.array([7, 2]), np.array([-0.1, -0.7]), version=4)
     >>> len(tokens.prompt_ids), len(tokens.completion_ids) == len(tokens.completion_logprobs)
     (3, True)
     """
 
-    prompt_ids: np.ndarray  # int32 [P]
-    completion_ids: np.ndarray  # int32 [C]
-    completion_logprobs: np.ndarray  # float64 or float32 [C], of the processed distribution that was sampled
+    prompt_ids: np.ndarray
+    """Token ids of the prompt, int32 [P]."""
+    completion_ids: np.ndarray
+    """Token ids of the completion, int32 [C]."""
+    completion_logprobs: np.ndarray
+    """Log-probabilities [C], float64 or float32, of the processed distribution that was sampled."""
     version: int | np.ndarray = -1
     """Policy version: one for the completion, or int [C] when weights changed while it was generated; -1 = unknown."""
     routed_experts: Any = None
@@ -591,16 +652,23 @@ class Response(_Fields):
     """
 
     message: Message
+    """The message of the model."""
     finish_reason: str = "stop"
     """"stop", "length", "tool_calls" or "abort"."""
     usage: Usage = Usage()
+    """Token counts as the server reported them."""
     tokens: ResponseTokens | None = None
+    """Token ids and log-probabilities; None unless the server returned them."""
     version: int = -1
     """Policy version of the oldest token; -1 when unknown."""
     model: str = ""
+    """Name of the model that answered."""
     id: str = ""
+    """Id of the response."""
     created: int = 0
+    """When the server made it, in seconds since 1970."""
     attempts: tuple[Attempt, ...] = ()
+    """HTTP attempts before it that did not succeed."""
     raw: Any = None
     """The provider's response object; only with the run option ``keep_raw_responses``."""
     tokens_missing: str = ""
