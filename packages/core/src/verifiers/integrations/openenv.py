@@ -147,12 +147,12 @@ class Session:
     async def _observe(self) -> dict[str, Any]:
         """What the rollout asks next, or how it ended."""
         assert self._rollout is not None
-        asked = asyncio.create_task(self._calls.get())
-        await asyncio.wait({asked, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            request, self._answer = asked.result()
+        next_call = asyncio.create_task(self._calls.get())
+        await asyncio.wait({next_call, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
+        if next_call.done():
+            request, self._answer = next_call.result()
             return self._asks(request)
-        asked.cancel()
+        next_call.cancel()
         return self._ended(self._rollout.result())
 
     def _asks(self, request: ModelRequest) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Session:
         follows = [_plain(message) for message in prompt[: len(self._seen)]] == [_plain(seen) for seen in self._seen]
         new = prompt[len(self._seen) :] if follows else prompt
         self._seen, self._tools = [*prompt], [_mcp_tool(tool) for tool in request.tools or ()]
-        observation = {**_told(new), "replaces": not follows, "tools": self._tools}
+        observation = {**_as_observation(new), "replaces": not follows, "tools": self._tools}
         return {"observation": observation, "reward": None, "done": False}
 
     def _ended(self, output: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,9 +176,9 @@ class Session:
             "is_truncated": output["is_truncated"],
             "error": None if error is None else error["error_chain_repr"] or error["error"],
         }
-        told = {**_told(whole[len(self._seen) :]), "replaces": False, "tools": []}
+        observation = {**_as_observation(whole[len(self._seen) :]), "replaces": False, "tools": []}
         known = None if math.isnan(reward) else reward
-        return {"observation": told, "reward": known, "done": True, "metadata": metadata}
+        return {"observation": observation, "reward": known, "done": True, "metadata": metadata}
 
 
 class EnvServer:
@@ -356,22 +356,22 @@ def _message_of(action: Mapping[str, Any], number: int) -> AssistantMessage:
     content, calls = action.get("content"), action.get("tool_calls") or []
     if not isinstance(content, str | None) or not isinstance(calls, list) or (content is None and not calls):
         raise BadMessage('an action is {"content": "…"} or {"tool_calls": [{"name": …, "arguments": {…}}]}')
-    made = []
+    tool_calls = []
     for place, call in enumerate(calls):
         if not isinstance(call, Mapping) or not isinstance((call.get("function") or call).get("name"), str):
             raise BadMessage(f"tool call {place} has no name")
         read = ToolCall.from_wire({**call, "id": call.get("id") or f"call-{number}-{place}"})
         if not isinstance(read.arguments, str):
             read = ToolCall(read["id"], read.name, json.dumps(read.arguments))
-        made.append(read)
-    return AssistantMessage(content, tool_calls=made or None)
+        tool_calls.append(read)
+    return AssistantMessage(content, tool_calls=tool_calls or None)
 
 
 def _plain(message: Mapping[str, Any]) -> Any:
     return json_ready({name: value for name, value in message.items() if value is not None})
 
 
-def _told(messages: Any) -> dict[str, Any]:
+def _as_observation(messages: Any) -> dict[str, Any]:
     plain = [_plain(message) for message in messages]
     return {"messages": plain, "text": message_text(messages[-1]) if len(plain) else ""}
 
