@@ -19,20 +19,20 @@ from collections.abc import Awaitable, Callable
 
 import verifiers as vf
 from verifiers.environments.harbor import building
+from verifiers.environments.harbor.images import HOST, ImageStore
 from verifiers.environments.harbor.task import read_tasks
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
-from verifiers.sandbox.transfer import put
 from verifiers.testing import ScriptedClient
-from vf_shell_tasks import TASKS
+from vf_shell_tasks import IMAGE, TASKS
 
 START_MS = 60.0
 
 
-async def task_start(backend: SandboxBackend, layer: bytes) -> float:
+async def task_start(backend: SandboxBackend, layer: building.Layer) -> float:
     """Milliseconds to a sandbox with a root of its own and the files of a task."""
     start = time.perf_counter()
     sandbox = await backend.open(SandboxSpec(writable_root=True, working_dir="/app"))
-    await put(sandbox, layer, "/")
+    await layer.put(sandbox)
     elapsed = time.perf_counter() - start
     await sandbox.close()
     return elapsed * 1e3
@@ -50,7 +50,7 @@ async def plain_start(backend: SandboxBackend) -> float:
 async def starts(count: int) -> tuple[list[float], list[float]]:
     """``count`` starts of each kind, in turns, after one that is not counted (it starts the zygote)."""
     backend = await backend_for("bubblewrap")
-    (task,) = read_tasks(TASKS / "csv-totals")
+    (task,) = read_tasks(TASKS / "csv-totals", ImageStore({IMAGE: HOST}))
     layer = building.copied_files(task.build)
     kinds: tuple[Callable[[], Awaitable[float]], ...] = (
         lambda: task_start(backend, layer),

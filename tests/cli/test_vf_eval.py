@@ -352,7 +352,7 @@ def test_the_flags_are_frozen(vf_eval):
     assert {flag for flag in flags if flag.startswith("--")} == set(
         "--accept-changed-code "
         "--model --api-base-url --api-key-var --endpoints-path --client --api-client-type --header --env-args "
-        "--extra-env-kwargs --env-dir-path --num-examples --rollouts-per-example --shuffle --no-shuffle "
+        "--extra-env-kwargs --env-dir-path --keep-rows --num-examples --rollouts-per-example --shuffle --no-shuffle "
         "--shuffle-seed --seed --max-tokens --temperature --sampling-args --max-concurrent "
         "--max-concurrent-requests --max-concurrent-generation --max-concurrent-scoring --max-concurrent-tools "
         "--header-from-state --check --independent-scoring "

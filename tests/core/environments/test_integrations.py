@@ -65,7 +65,8 @@ def test_a_broken_library_shows_its_own_error(name, tmp_path):
 
 def test_a_bare_folder_of_the_name_is_no_package(tmp_path):
     (tmp_path / "textarena").mkdir()
-    hide = "import verifiers.environments.integrations; "  # with what it stands on, before its folder is hidden too
+    # with what it stands on, before its folder is hidden too
+    hide = "import verifiers.environments.base, verifiers.environments.integrations; "
     hide += "sys.path[:] = [p for p in sys.path if not __import__('os').path.isdir(p + '/textarena')]; "
     said = use("TextArenaEnv", hide + f"sys.path.insert(0, {str(tmp_path)!r})")
     assert said[0] == "False"

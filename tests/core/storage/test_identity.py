@@ -100,6 +100,8 @@ REQUIRED: dict[str, Callable[..., dict]] = {
 OTHER = {
     "agent": "nop",
     "agent_args": ["--quiet"],
+    "url": "http://127.0.0.1:9",
+    "reset_args": {"index": 1},
     "agent_files": {"notes.txt": "read this"},
     "artifacts": ["answer.txt"],
     "grading": "shared",
@@ -222,6 +224,8 @@ FREE = {
     "path": lambda tmp: write_task(tmp / "another"),
     "api_key": "sk-another-key",
     "base_url": "http://127.0.0.1:9/v1",
+    "connect_timeout_s": 1.5,
+    "step_timeout_s": 1.5,
     "dataset": [{"question": "2 + 2", "answer": "4"}],
     "eval_dataset": [{"question": "3 + 3", "answer": "6"}],
     "group": vf.EnvGroup([env(subtract)]),

@@ -153,7 +153,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         is_completed=state["is_completed"],
         is_truncated=state["is_truncated"],
         stop_condition=state["stop_condition"],
-        timing=Timing.of(state["timing"]),
+        timing=_timing(state["timing"]),
         token_usage=dict(state["usage"]),
         tool_defs=state["tool_defs"],
     )
@@ -198,7 +198,7 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     timing = output["timing"]
     if not timing or not timing.keys().isdisjoint(compat.TIMES):
         timing = compat.load(compat.FLAT_TIMING)(row)
-    output["timing"] = Timing.of(timing)
+    output["timing"] = _timing(timing)
     output["info"] = {} if output["info"] is None else output["info"]
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = unpack(output["trajectory"])
@@ -243,6 +243,13 @@ def _column(name: str, value: Any) -> Any:
     if name == "trajectory":
         return public_steps(value or [])
     return redacted_column(json_ready(value))
+
+
+def _timing(times: Mapping[str, float]) -> Timing:
+    """These times alone, without a zero for each that is not among them."""
+    timing = Timing.__new__(Timing)
+    timing.update(times)
+    return timing
 
 
 def _number(value: object) -> float:

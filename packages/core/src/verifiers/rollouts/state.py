@@ -49,13 +49,6 @@ class Timing(AttributeDict):
     def __init__(self, **times: float):
         super().__init__(self._ZERO, **times)
 
-    @classmethod
-    def of(cls, times: Mapping[str, float]) -> Timing:
-        """These times alone, without a zero for each that is not among them."""
-        timing = cls.__new__(cls)
-        dict.update(timing, times)
-        return timing
-
     def __missing__(self, key: str) -> Any:
         if key in compat.TIMES:
             return compat.load(compat.SECONDS_OF)(self, compat.TIMES[key], key)

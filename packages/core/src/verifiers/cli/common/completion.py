@@ -31,8 +31,8 @@ def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
 
 
 def how_to(name: str) -> str:
-    """The line about completion in ``--help``."""
-    return f'Completion in bash: eval "$(_{name.replace("-", "_").upper()}_COMPLETE=bash_source {name})"'
+    """The line about completion in ``--help``; it is not wrapped, so that it can be copied."""
+    return f'\b\nCompletion in bash: eval "$(_{name.replace("-", "_").upper()}_COMPLETE=bash_source {name})"'
 
 
 def environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
