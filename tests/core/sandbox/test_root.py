@@ -114,11 +114,14 @@ def test_a_restart_ends_every_process_and_keeps_the_files():
 def test_negative_control_without_a_restart_the_process_continues():
     async def use(sandbox):
         await sh(sandbox, "(while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &")
-        await asyncio.sleep(0.3)
-        return [(await sandbox.read_file("/app/tick")) for _ in range(2) if await asyncio.sleep(0.2) is None]
+        ticks: set[bytes] = set()
+        async with asyncio.timeout(30):  # however busy the machine is
+            while len(ticks - {b""}) < 2:
+                await asyncio.sleep(0.1)
+                ticks.add(await sandbox.read_file("/app/tick"))
+        return ticks
 
-    first, second = in_sandbox(use)
-    assert first != second
+    assert len(in_sandbox(use)) >= 2
 
 
 def test_a_folder_comes_out_as_it_went_in(tmp_path):
