@@ -113,7 +113,7 @@ def test_a_restart_ends_every_process_and_keeps_the_files():
 
 def test_negative_control_without_a_restart_the_process_continues():
     async def use(sandbox):
-        await sh(sandbox, "(while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &")
+        await sh(sandbox, "touch tick; (while true; do date +%N > tick; sleep 0.02; done) > /dev/null 2>&1 &")
         ticks: set[bytes] = set()
         async with asyncio.timeout(30):  # however busy the machine is
             while len(ticks - {b""}) < 2:
