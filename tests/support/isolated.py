@@ -2,11 +2,13 @@
 
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import verifiers as vf
-from verifiers.sandbox import backend_for
+from verifiers.sandbox import Sandbox, SandboxSpec, backend_for
 
 
 @functools.cache
@@ -22,3 +24,17 @@ def bubblewrap_or_skip() -> str:
     if (why := _refusal()) is not None:
         pytest.skip(why)
     return "bubblewrap"
+
+
+def in_sandbox(use: Callable[[Sandbox], Awaitable[Any]], spec: SandboxSpec) -> Any:
+    """What ``use`` returns of an open sandbox, which is closed afterwards."""
+    name = bubblewrap_or_skip()
+
+    async def run() -> Any:
+        sandbox = await (await backend_for(name)).open(spec)
+        try:
+            return await use(sandbox)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(run())

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import verifiers as vf
-from support.isolated import bubblewrap_or_skip
+from support import isolated
 from support.root_files import MARK, write_root
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.host import mounts
@@ -29,16 +29,7 @@ def root(tmp_path_factory):
 
 
 def in_sandbox(use, **spec):
-    name = bubblewrap_or_skip()
-
-    async def run():
-        sandbox = await (await backend_for(name)).open(SandboxSpec(working_dir="/app", **spec))
-        try:
-            return await use(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return isolated.in_sandbox(use, SandboxSpec(working_dir="/app", **spec))
 
 
 async def sh(sandbox, command):

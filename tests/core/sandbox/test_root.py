@@ -9,6 +9,7 @@ import tarfile
 import pytest
 
 import verifiers as vf
+from support import isolated
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.transfer import pack, put, take
 
@@ -16,18 +17,7 @@ ROOT = SandboxSpec(writable_root=True, working_dir="/app")
 
 
 def in_sandbox(use, spec=ROOT):
-    async def run():
-        try:
-            backend = await backend_for("bubblewrap")
-        except vf.SandboxUnavailable as error:
-            pytest.skip(str(error))
-        sandbox = await backend.open(spec)
-        try:
-            return await use(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return isolated.in_sandbox(use, spec)
 
 
 async def sh(sandbox, command):
