@@ -90,7 +90,9 @@ def test_every_shipped_file_is_usable(path):
 
 
 def test_the_shipped_files_are_there():
-    assert {path.name for path in CONFIGS} >= {"tiny-cpu.toml", "smollm2-sums.toml", "alphabet-sort.toml"}
+    names = {path.name for path in CONFIGS}
+    assert names >= {"tiny-cpu.toml", "smollm2-reverse-text.toml", "alphabet-sort.toml"}
+    assert names >= {"smollm2-sums.toml", "smollm2-stories.toml", "smollm2-json.toml"}
 
 
 def test_every_documented_training_setting_is_known(read):

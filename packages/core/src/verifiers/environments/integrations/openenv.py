@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Annotated, Any, Unpack
 
 import aiohttp
@@ -218,29 +219,30 @@ class _Session:
     async def open(cls, url: str, connect_timeout_s: float, timeout_s: float) -> _Session:
         """*Raises* InfraError when the server is not reached, or has no session in time."""
         http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s))
-        try:
-            async with asyncio.timeout(connect_timeout_s):
-                async with http.get(f"{url}/schema") as response:
-                    response.raise_for_status()
-                    schema = (await response.json())["action"]
-                while True:
-                    socket = await http.ws_connect(f"{url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
-                    session = cls(url, http, socket, schema, timeout_s)
-                    try:  # a server whose sessions are all in use says so before it reads anything
-                        await session.ask("state", {})
-                        return session
-                    except InfraError as error:
-                        if "CAPACITY_REACHED" not in str(error):
-                            raise
-                        await socket.close()
-                        await asyncio.sleep(0.2)
-        except (TimeoutError, aiohttp.ClientError, OSError, KeyError, TypeError, ValueError) as error:
-            await http.close()
-            why = str(error) or f"nothing within {connect_timeout_s:g} s"
-            raise InfraError(f"the OpenEnv server at {url} gave no session: {why}; start it, or correct url") from error
-        except BaseException:
-            await http.close()
-            raise
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(http.close)
+            try:
+                async with asyncio.timeout(connect_timeout_s):
+                    async with http.get(f"{url}/schema") as response:
+                        response.raise_for_status()
+                        schema = (await response.json())["action"]
+                    while True:
+                        socket = await http.ws_connect(f"{url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
+                        session = cls(url, http, socket, schema, timeout_s)
+                        try:  # a server whose sessions are all in use says so before it reads anything
+                            await session.ask("state", {})
+                            undo.pop_all()
+                            return session
+                        except InfraError as error:
+                            if "CAPACITY_REACHED" not in str(error):
+                                raise
+                            await socket.close()
+                            await asyncio.sleep(0.2)
+            except (TimeoutError, aiohttp.ClientError, OSError, KeyError, TypeError, ValueError) as error:
+                why = str(error) or f"nothing within {connect_timeout_s:g} s"
+                raise InfraError(
+                    f"the OpenEnv server at {url} gave no session: {why}; start it, or correct url"
+                ) from error
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer. *Raises* ActionRefused; InfraError when the server fails, is silent or gone."""
