@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from support.threads import no_new_thread
 from verifiers.environments.integrations import extras, mcp_servers
 
 if not extras.MCP.is_installed:
@@ -130,17 +130,17 @@ def test_images_and_structured_results_reach_the_model_as_content(made_with_the_
 
 
 def test_constructing_starts_nothing(tmp_path):
-    before = threading.active_count()
-    with mcp_env(described("math", "--starts", str(tmp_path / "starts"))) as env:
+    with contextlib.ExitStack() as stack:
+        with no_new_thread():
+            env = stack.enter_context(mcp_env(described("math", "--starts", str(tmp_path / "starts"))))
         assert not (tmp_path / "starts").exists()
-        assert threading.active_count() == before
         assert env.tool_defs == []
 
 
 def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(tmp_path):
-    starts, before = tmp_path / "starts", set(threading.enumerate())
+    starts = tmp_path / "starts"
     rows = [{"question": str(i), "answer": ""} for i in range(4)]
-    with mcp_env(described("math", "--starts", str(starts)), dataset=rows) as env:
+    with no_new_thread(5.0), mcp_env(described("math", "--starts", str(starts)), dataset=rows) as env:
         for _ in range(2):  # each blocking call has an event loop of its own
             client = ScriptedClient(lambda request: "Done." if len(request.prompt) > 1 else [call("add", a=1, b=1)])
             results = env.evaluate(client, "m", rollouts_per_example=2)
@@ -148,7 +148,6 @@ def test_one_set_serves_all_rollouts_and_all_runs_and_ends_with_the_environment(
         (pid,) = map(int, starts.read_text().split())
         assert is_running(pid)
     assert gone(pid)
-    assert set(threading.enumerate()) <= before
 
 
 async def test_it_serves_within_a_running_loop_too():

@@ -28,6 +28,7 @@ from support.pipeline import (
     steps,
     turn_of_each,
 )
+from support.threads import no_new_thread
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -580,10 +581,9 @@ def test_close_leaves_no_thread_and_no_task():
 
 
 def test_constructing_starts_nothing():
-    before = threading.active_count()
     env = counting_env()
-    PipelineThread(Pipeline(env, list(env.train_table), None, pipeline_config()))
-    assert threading.active_count() == before
+    with no_new_thread():
+        PipelineThread(Pipeline(env, list(env.train_table), None, pipeline_config()))
 
 
 # --- the same again ---------------------------------------------------------------------------------------------
