@@ -6,7 +6,7 @@
 Each peer's packages conflict with the others', so each has its own environment, made by uv in the user's cache under
 a hash of what is installed, and never the developer's. The first time takes minutes, later ones seconds. On a machine
 that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS names the folder. Of vllm only the server has such an
-environment; its tests run in the developer's. What follows ``--`` goes to pytest.
+environment, and of env-client only the client; their tests run in the developer's. What follows ``--`` goes to pytest.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ TIERS = {
     ),
     "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
     "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, *ENVIRONMENTS)),
+    "env-client": Tier(("verifiers==0.4.0",), ("test_peer_env_client.py",), editable=()),
     "rllm-gateway": Tier(
         ("rllm-model-gateway==0.1.0", TORCH), ("test_peer_rllm_gateway.py",), (CORE, TRAINER, *ENVIRONMENTS)
     ),
@@ -144,7 +145,15 @@ def run(name: str, words: list[str]) -> int:
     tier = TIERS[name]
     tests = [str(REPOSITORY / "tests" / "real" / test) for test in tier.tests]
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VF_PEER": name}
-    python = beside_vllm() if name == "vllm" else DEVELOPERS if name == "published" else environment_of(tier)
+    match name:
+        case "vllm":
+            python = beside_vllm()
+        case "published":
+            python = DEVELOPERS
+        case "env-client":
+            quiet["VF_PEER_PYTHON"], python = str(environment_of(tier)), DEVELOPERS
+        case _:
+            python = environment_of(tier)
     command = [str(python), "-m", "pytest", "-q", "-m", "real", *tests, *words]
     return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False).returncode
 

@@ -1,4 +1,4 @@
-"""The real OpenEnv: its client plays our server, and ours plays its servers.
+"""The real OpenEnv: its client plays our server, ours plays its servers, and its importer takes a package of ours.
 
 Run by ``python3 tests/real/peers.py openenv``.
 """
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +187,68 @@ def test_a_server_with_one_session_serves_one_rollout_after_the_other():
         env = vf.OpenEnvEnv(url, num_train_episodes=0, num_eval_episodes=3, max_turns=10)
         results = env.evaluate(ScriptedClient(upwards), "m", max_concurrent=3)
     assert (results["rewards"], results["errors"]) == ([1.0] * 3, [None] * 3)
+
+
+# --- a package of ours, imported by its command
+
+PACKAGE = Path(__file__).parents[2] / "packages" / "envs" / "reverse-text"
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """The address of the server that ``openenv import`` wrote of reverse-text."""
+    folder = tmp_path_factory.mktemp("imported")
+    command = [Path(sys.executable).with_name("openenv"), "import", PACKAGE, "--name", "reversing", "-o", "servers"]
+    ran = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = [sys.executable, "-m", "reversing.server.app", "--port", str(port)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(server, cwd=folder / "servers", env=QUIET, stdout=log, stderr=log)
+        try:
+            ends = time.monotonic() + 120
+            while not _listens(port) and process.poll() is None and time.monotonic() < ends:
+                time.sleep(0.1)
+            assert _listens(port), (folder / "log").read_text()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _listens(port):
+    with socket.socket() as there:
+        return there.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_an_imported_package_gives_the_rewards_that_it_gives_here(imported):
+    env = vf.load_environment("reverse-text")
+    rows = [env.eval_dataset[index] for index in range(2)]
+    texts = [rows[0]["answer"], rows[1]["answer"][:-20]]
+    answers = [f"<reversed_text>{text}</reversed_text>" for text in texts]
+
+    async def play(index):
+        async with GenericEnvClient(base_url=imported) as client:
+            first = await client.reset(split="eval", index=index)
+            listed = await client.step({"type": "list_tools"})
+            submit = {"type": "call_tool", "tool_name": "submit", "arguments": {"completion": answers[index]}}
+            ended = await client.step(submit)
+            return first, listed, ended, await client.state()
+
+    async def play_all():
+        return [await play(index) for index in range(2)]
+
+    played = asyncio.run(play_all())
+    here = env.generate([dict(row) for row in rows], ScriptedClient(answers), "m", max_concurrent=1)
+    for index, (first, listed, ended, state) in enumerate(played):
+        prompt = [message["content"] for message in first.observation["metadata"]["prompt"]]
+        assert prompt == [message["content"] for message in rows[index]["prompt"]]
+        assert [tool["name"] for tool in listed.observation["tools"]] == ["submit"]
+        assert (first.done, ended.done, ended.reward) == (False, True, here["rewards"][index])
+        assert (state["split"], state["index"]) == ("eval", index)
+        metrics = ended.observation["metadata"]["metrics"]
+        assert metrics == {name: here["outputs"][index]["metrics"][name] for name in metrics}
+    assert here["rewards"][0] == 1.0
+    assert 0.0 < here["rewards"][1] < 1.0

@@ -1,10 +1,12 @@
-"""``vf-serve-env``: an environment as a server that OpenEnv's clients reset and step."""
+"""``vf-serve-env``: an environment as a server, for clients of OpenEnv or over ZeroMQ."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,13 +15,17 @@ from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
     from verifiers.integrations.openenv import EnvServer
+    from verifiers.integrations.zmq_server import ZmqServer
 
 ABOUT = """Serve an environment to clients of OpenEnv: the client that steps a session is its model.
+
+With --wire zmq, serve whole rollouts to the environment client of `verifiers` 0.4, which names the model's endpoint.
 
 Sessions run at the same time, each with a rollout of its own. There is no authentication: serve to machines you trust.
 
 \b
   vf-serve-env reverse-text
+  vf-serve-env reverse-text --wire zmq --port 5000
   vf-serve-env wordle -a '{"num_eval_examples": 50}' --port 8001 --max-sessions 16
 """
 
@@ -37,13 +43,19 @@ def run(call: Call) -> None:
     if not isinstance(args, dict):
         raise ConfigError("--env-args is not a JSON object", key="env_args")
     env = load_environment(one_word(call, "one environment"), **args)
-    server = EnvServer(env, options["max_sessions"])
-    asyncio.run(_serve(call, server, options["host"], options["port"]))
+    host, port, max_sessions = options["host"], options["port"], options["max_sessions"]
+    if options["wire"] == "zmq":
+        from verifiers.integrations.zmq_server import ZmqServer
+
+        asyncio.run(_serve_zmq(call, ZmqServer(env, f"tcp://{host}:{port or '*'}", max_sessions)))
+        return
+    asyncio.run(_serve(call, EnvServer(env, max_sessions), host, port))
 
 
 async def _serve(call: Call, server: EnvServer, host: str, port: int) -> None:
     from aiohttp import web
 
+    ended = _ended()
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=5)
     await runner.setup()
     try:
@@ -53,17 +65,31 @@ async def _serve(call: Call, server: EnvServer, host: str, port: int) -> None:
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be listened at: {error.strerror or error}; give --port") from error
         address = f"http://{host}:{runner.addresses[0][1]}"
-        if call.json:  # print it now: the command ends with Ctrl-C
-            print(
-                json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out
-            )
-            call.json = False
-        else:
-            call.say(f"{server.name} at {address}, {server.max_sessions} sessions: vf.OpenEnvEnv({address!r})")
-        call.out.flush()
-        await asyncio.Event().wait()
+        _announce(call, server, address, f"vf.OpenEnvEnv({address!r})")
+        await ended.wait()
     finally:
         await runner.cleanup()
+
+
+async def _serve_zmq(call: Call, server: ZmqServer) -> None:
+    await server.serve(lambda address: _announce(call, server, address, f"EnvClient({address!r})"), _ended())
+
+
+def _ended() -> asyncio.Event:
+    """Set by SIGTERM, so that the server ends as it does with Ctrl-C: rollouts are cancelled and clean up."""
+    ended = asyncio.Event()
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or a loop beside the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    return ended
+
+
+def _announce(call: Call, server: Any, address: str, client: str) -> None:
+    if call.json:  # print it now: the command ends with Ctrl-C
+        print(json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out)
+        call.json = False
+    else:
+        call.say(f"{server.name} at {address}, {server.max_sessions} sessions: {client}")
+    call.out.flush()
 
 
 COMMAND = SmallCommand(
@@ -72,6 +98,12 @@ COMMAND = SmallCommand(
     metavar="ENV",
     options=[
         click.Option(["-a", "--env-args"], default="{}", metavar="JSON", help="Arguments of load_environment."),
+        click.Option(
+            ["--wire"],
+            default="openenv",
+            type=click.Choice(["openenv", "zmq"]),
+            help="Clients to serve: OpenEnv's, or those of verifiers 0.4 over ZeroMQ [openenv].",
+        ),
         click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
         click.Option(["--port"], default=8000, type=click.IntRange(0, 65535), help="Port; 0 is any free one [8000]."),
         click.Option(["--max-sessions"], default=64, type=click.IntRange(1), help="Sessions at the same time [64]."),

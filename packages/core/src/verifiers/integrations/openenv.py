@@ -234,7 +234,7 @@ class EnvServer:
     async def _tasks(self, request: web.Request) -> web.Response:
         body = await request.json()
         try:
-            rows = _rows(self.env, str(body.get("split", "train")))
+            rows = rows_of(self.env, str(body.get("split", "train")))
             route = request.path.rpartition("/")[2]
             if route == "num_tasks":
                 return _json({"num_tasks": len(rows)})
@@ -320,7 +320,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.json_response(value, status=status)
 
 
-def _rows(env: Environment, split: str) -> Any:
+def rows_of(env: Environment, split: str) -> Any:
     """The rows of a split. *Raises* BadMessage for one that the environment does not have."""
     if split != "train" and split not in EVALUATION:
         raise BadMessage(f"the split {split!r} is not one of train, {', '.join(EVALUATION)}")
@@ -341,7 +341,7 @@ def _task(rows: Any, index: int) -> dict[str, Any]:
 def _example(env: Environment, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(row, its place) of ``split`` and ``index``; without an index the seed chooses, without either the first row."""
     split = data.get("split") or ("train" if env.dataset is not None else "eval")
-    rows = _rows(env, str(split))
+    rows = rows_of(env, str(split))
     given = data.get("index")
     index = given if given is not None else (data.get("seed") or 0) % len(rows)
     if not isinstance(index, int) or not 0 <= index < len(rows):
