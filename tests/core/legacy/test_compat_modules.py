@@ -22,7 +22,7 @@ ROWS = {
     "envs.multiturn_env": "MultiTurnEnv MultiTurnMonitorRubric",
     "envs.tool_env": "ToolEnv ToolMonitorRubric",
     "envs.stateful_tool_env": "StatefulToolEnv",
-    "envs.sandbox_env": "SandboxEnv",
+    "envs.sandbox_env": "SandboxEnv SandboxMonitorRubric",
     "envs.python_env": "PythonEnv",
     "envs.env_group": "EnvGroup EnvGroupRubric",
     "envs.experimental.gym_env": "EpisodicSumRubric",
@@ -91,7 +91,7 @@ ROWS = {
     ),
     "utils.path_utils": (
         "is_valid_eval_results_path find_latest_incomplete_eval_results_path get_results_path get_eval_results_path "
-        "get_eval_runs_dir write_temp_file"
+        "get_eval_runs_dir get_gepa_results_path write_temp_file"
     ),
     "utils.thread_utils": (
         "get_thread_local_storage get_or_create_thread_attr get_or_create_thread_loop register_executor "
@@ -176,6 +176,37 @@ def test_a_module_that_is_gone_says_so_when_it_is_imported(module):
 def test_what_this_edition_has_not_is_an_import_error_that_names_a_substitute(module, name):
     with pytest.raises(ImportError, match=r"not part of this edition; write a vf\.StatefulToolEnv"):
         exec(f"from verifiers.{module} import {name}")
+
+
+def test_the_client_of_the_newest_release_is_named_with_the_server_for_it():
+    with pytest.raises(ImportError, match=r"vf-serve-env ENV --wire zmq"):
+        exec("from verifiers.v1.serve import EnvClient")
+
+
+def test_the_folder_of_an_optimizer_is_beside_those_of_evaluations(tmp_path):
+    from verifiers.utils.path_utils import get_eval_runs_dir, get_gepa_results_path
+
+    folder = get_gepa_results_path("my-env", "a/b", tmp_path)
+    assert (str(folder.parent), len(folder.name)) == ("outputs/gepa/my-env--a--b", 8)
+    assert str(get_gepa_results_path("my-env", "m", tmp_path, "runs").parent) == "runs/gepa/my-env--m"
+    (tmp_path / "my_env").mkdir()
+    assert get_gepa_results_path("my-env", "m", tmp_path).parent == tmp_path / "my_env/outputs/gepa/my-env--m"
+    assert get_eval_runs_dir("my-env", "m", tmp_path) == tmp_path / "my_env/outputs/evals/my-env--m"
+
+
+def test_the_rubric_of_a_sandbox_measures_the_mean_of_its_commands():
+    from verifiers.environments.sandbox import SandboxUse
+    from verifiers.envs.sandbox_env import SandboxMonitorRubric
+    from verifiers.sandbox.protocol import SandboxSpec
+
+    monitor = SandboxMonitorRubric()
+    assert monitor.get_reward_func_names() == ["sandbox_ready_wait_time", "sandbox_command_execution_time"]
+    assert monitor.get_reward_weights() == [0.0, 0.0]
+    used = vf.State(sandbox=SandboxUse(SandboxSpec(), num_calls=2, ready_wait_s=2.0, command_s=4.0))
+    monitor.score_rollout_sync(used)
+    assert used["metrics"] == {"sandbox_ready_wait_time": 2.0, "sandbox_command_execution_time": 2.0}
+    monitor.score_rollout_sync(unused := vf.State(sandbox=SandboxUse(SandboxSpec())))
+    assert set(unused["metrics"].values()) == {0.0}
 
 
 @pytest.mark.parametrize("name", ["setup", "tui"])

@@ -391,6 +391,67 @@ async def test_cleanup_handlers_run_once_after_the_group_also_when_one_fails(cap
     assert "already gone" in caplog.text
 
 
+async def test_an_overridden_cleanup_is_called_for_each_rollout_and_stands_for_the_handlers():
+    seen = []
+
+    class Tidy(Rubric):
+        @mark.cleanup(priority=1)
+        def handler(self, state):
+            seen.append(f"handler {state['completion'][-1]['content']}")
+
+        @mark.cleanup(stage="group")
+        def all(self, states):
+            seen.append(len(states))
+
+    class Older(Tidy):
+        async def cleanup(self, state):
+            seen.append(f"before {state['reward']}")
+            await super().cleanup(state)
+            seen.append("after")
+
+    class Silent(Tidy):
+        def cleanup(self, state):
+            seen.append("only this")
+
+    await Tidy([exact]).score_rollout(state_of("4"))
+    assert seen == ["handler 4", 1]
+    seen.clear()
+    await Older([exact]).score_group([state_of("4"), state_of("5")])
+    assert seen == ["before 1.0", "handler 4", "after", "before 0.0", "handler 5", "after", 2]
+    seen.clear()
+    await Silent([exact]).score_rollout(state_of("4"))
+    assert seen == ["only this", 1]
+
+
+async def test_an_overridden_cleanup_may_be_decorated_or_put_on_the_instance_and_fail(caplog):
+    seen = []
+
+    class Decorated(Rubric):
+        @mark.cleanup
+        async def cleanup(self, state):
+            seen.append("decorated")
+            await super().cleanup(state)
+
+    rubric = Decorated([exact])
+    rubric.add_cleanup_handler(lambda state: seen.append("added"))
+    await rubric.score_rollout(state_of("4"))
+    assert seen == ["decorated", "added"]
+    seen.clear()
+    plain = Rubric([exact])
+    plain.cleanup = lambda state: seen.append(state["answer"])
+    state = state_of("4")
+    await plain.score_rollout(state)
+    assert (seen, state["reward"]) == (["4"], 1.0)
+
+    def failing(state):
+        raise OSError("already gone")
+
+    plain.cleanup = failing
+    await plain.score_rollout(state := state_of("4"))
+    assert state["reward"] == 1.0
+    assert "already gone" in caplog.text
+
+
 # --- forms
 
 

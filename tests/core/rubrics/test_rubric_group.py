@@ -129,3 +129,22 @@ async def test_group_functions_and_cleanup_of_children_take_part():
     assert group.has_group_rewards
     assert (await group.score_group([state_of(), state_of()]))["reward"] == [1.0, 2.0]
     assert tidied == [2]
+
+
+async def test_an_overridden_cleanup_of_a_child_or_of_the_group_is_called():
+    tidied = []
+
+    class Older(Rubric):
+        async def cleanup(self, state):
+            tidied.append("child")
+
+    class OlderGroup(RubricGroup):
+        async def cleanup(self, state):
+            tidied.append("group")
+            await super().cleanup(state)
+
+    await RubricGroup([Rubric([exact]), Older()]).score_rollout(state_of())
+    assert tidied == ["child"]
+    tidied.clear()
+    await OlderGroup([Rubric([exact]), Older()]).score_rollout(state_of())
+    assert tidied == ["group", "child"]

@@ -128,6 +128,7 @@ NAMES = {
 """Old names of ``verifiers`` itself, resolved by its ``__getattr__``."""
 
 _EDITION = "it is not part of this edition"
+_SERVING = "environments run in the process of their caller, or behind the command vf-serve-env"
 LATER = {
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
     "CliAgentEnv": f"{_EDITION}; a vf.AgentEnv with a command runs an agent's program in a sandbox",
@@ -137,9 +138,9 @@ LATER = {
     "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
     "NeMoRLChatCompletionsClient": "it is not a name of verifiers itself; import it from verifiers.clients",
     "OpenAIChatCompletionsTokenClient": "it is not needed: vf.OpenAIChatCompletionsClient keeps the ids the server saw",
-    "start_server": f"{_EDITION}; environments run in the process of their caller",
-    "stop_server": f"{_EDITION}; environments run in the process of their caller",
-    "serve": f"{_EDITION}; environments run in the process of their caller",
+    "start_server": f"{_EDITION}; {_SERVING}",
+    "stop_server": f"{_EDITION}; {_SERVING}",
+    "serve": f"{_EDITION}; {_SERVING}",
     "update": f"{_EDITION}; change the state in env_response or setup_state",
     "Taskset": f"{_EDITION}; a dataset and a vf.Rubric under a vf.MultiTurnEnv say the same",
     "Harness": f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment",
@@ -147,15 +148,15 @@ LATER = {
 """Names of ``verifiers`` that only older versions had, with their replacements."""
 
 LATER_MODULES = {
-    "serve": f"{_EDITION}; environments run in the process of their caller, or in workers (num_workers=)",
-    "utils.serve_utils": f"{_EDITION}; environments run in the process of their caller",
+    "serve": f"{_EDITION}; {_SERVING}",
+    "utils.serve_utils": f"{_EDITION}; {_SERVING}",
+    "v1": f"{_EDITION}; `vf-serve-env ENV --wire zmq` serves an environment to its client, which needs its own Python "
+    "environment",
 }
 """Modules below ``verifiers`` that only older versions had, with their replacements; they raise ImportError."""
 
 SUBSTITUTES: dict[str, dict[str, str]] = {
-    "envs.sandbox_env": {"SandboxMonitorRubric": "write a vf.metric over state['trajectory']"},
     "envs.experimental.gym_env": {"GymMonitorRubric": "vf.GymEnv measures its steps itself"},
-    "utils.path_utils": {"get_gepa_results_path": f"GEPA: {_EDITION}"},
     "utils.eval_utils": {"run_evaluations_tui": "vf-eval shows a run in the terminal, vf-tui saved ones"},
 }
 """Module below ``verifiers`` -> its names that this edition does not have, with their replacements."""
@@ -250,7 +251,10 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "envs.environment": {"get_results_path": "verifiers.legacy.paths:get_results_path"},
     "envs.multiturn_env": {"MultiTurnMonitorRubric": "verifiers.legacy.monitors:MultiTurnMonitorRubric"},
     "envs.tool_env": {"ToolMonitorRubric": "verifiers.legacy.monitors:ToolMonitorRubric"},
-    "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
+    "envs.sandbox_env": {
+        "SandboxEnv": "verifiers:SandboxEnv",
+        "SandboxMonitorRubric": "verifiers.legacy.monitors:SandboxMonitorRubric",
+    },
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
     "utils.data_utils": {"format_dataset": f"{_CONVERSATIONS}:format_dataset"},
     "utils.message_utils": {

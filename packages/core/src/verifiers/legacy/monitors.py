@@ -1,4 +1,4 @@
-"""Older rubrics that only measure: ``MultiTurnMonitorRubric`` and ``ToolMonitorRubric``.
+"""Older rubrics that only measure: ``MultiTurnMonitorRubric``, ``ToolMonitorRubric`` and ``SandboxMonitorRubric``.
 
 Environments here measure by their own ``monitor_rubric``; these are for code that makes, changes or subclasses them.
 """
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.multi_turn import num_turns
+from verifiers.environments.sandbox import SandboxUse, sandbox_ready_wait_time
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.tool_rubric import count_metric, metric_name
 
@@ -22,6 +24,25 @@ class MultiTurnMonitorRubric(Rubric):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.add_metric(num_turns)
+
+
+class SandboxMonitorRubric(Rubric):
+    """The metrics ``sandbox_ready_wait_time`` and ``sandbox_command_execution_time``, in seconds.
+
+    The second is the mean of the commands of a rollout, 0 without any; a ``SandboxEnv`` itself measures their sum.
+    Further parameters are those of ``Rubric``.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.add_metric(sandbox_ready_wait_time)
+        self.add_metric(sandbox_command_execution_time)
+
+
+def sandbox_command_execution_time(state: State) -> float:
+    """Mean seconds of the commands of a rollout; 0 without any."""
+    use = state.get("sandbox")
+    return use.command_s / use.num_calls if isinstance(use, SandboxUse) and use.num_calls else 0.0
 
 
 class ToolMonitorRubric(Rubric):

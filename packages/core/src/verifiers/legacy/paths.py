@@ -19,10 +19,20 @@ def get_eval_runs_dir(
     env_id: str, model: str, env_dir_path: str | Path = "./environments", output_dir: str | Path | None = None
 ) -> Path:
     """The folder that has a folder for each run of an environment with a model."""
-    if output_dir is None:
-        project = Path(env_dir_path, env_id.replace("-", "_"))
-        output_dir = project / "outputs" if project.is_dir() else "outputs"
-    return get_results_path(env_id, model, output_dir).parent
+    return get_results_path(env_id, model, _outputs(env_id, env_dir_path, output_dir)).parent
+
+
+def get_gepa_results_path(
+    env_id: str, model: str, env_dir_path: str | Path = "./environments", output_dir: str | Path | None = None
+) -> Path:
+    """A new folder name for a run of a GEPA optimizer, ``<outputs>/gepa/<env_id>--<model>/<8 hex digits>``."""
+    return get_results_path(env_id, model, _outputs(env_id, env_dir_path, output_dir), "gepa")
+
+
+def _outputs(env_id: str, env_dir_path: str | Path, output_dir: str | Path | None) -> str | Path:
+    """The folder given, else that of the environment's project where it is there, else ``outputs``."""
+    project = Path(env_dir_path, env_id.replace("-", "_"))
+    return output_dir or (project / "outputs" if project.is_dir() else "outputs")
 
 
 def get_eval_results_path(config: Any) -> Path:

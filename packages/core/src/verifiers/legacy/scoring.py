@@ -16,7 +16,7 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
 from verifiers.rubrics.functions import rollout_value
-from verifiers.rubrics.scoring import each, leave_unscored
+from verifiers.rubrics.scoring import each, leave_unscored, overrides
 from verifiers.runtime.sync_async import blocking, dual, maybe_await
 
 FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")
@@ -47,8 +47,17 @@ async def score_dicts(rubric: Rubric, states: Sequence[Any], score_sem: Any) -> 
 
 
 async def clean_up(rubric: Rubric, state: Mapping[str, Any]) -> None:
-    """Run the cleanup handlers of ``rubric`` for one rollout, once."""
-    await rubric.run_cleanup([state if isinstance(state, State) else State(state)])
+    """Run the cleanup handlers of ``rubric`` for one rollout, once.
+
+    Called from an override, run those that it stands for; a decorated override stands for itself alone.
+    """
+    states = [state if isinstance(state, State) else State(state)]
+    if not overrides(rubric, Rubric, "cleanup"):
+        await rubric.run_cleanup(states)
+        return
+    handlers = rubric.declared_cleanup_handlers()
+    if all(handler != rubric.cleanup for handler, _ in handlers):
+        await rubric.call_cleanup_handlers([pair for pair in handlers if pair[1] != "group"], states)
 
 
 def score_rollouts(

@@ -92,11 +92,12 @@ class Rubric(Identified):
     success: str | None = None
     """Name of the function that says whether the task was solved."""
     score_rollouts: Callable[..., Any]
-    """Columns of rollouts in, ``RolloutScores`` out; this and the next four are older, see ``legacy.scoring``."""
+    """Columns of rollouts in, ``RolloutScores`` out; this and the next five are older, see ``legacy.scoring``."""
     score_rollouts_sync: Callable[..., RolloutScores]
     score_nothing: Callable[[State], None]
     dummy_score_rollout: Callable[..., Any]
     dummy_score_group: Callable[..., Any]
+    cleanup: Callable[..., Any]
 
     @spell_out(ExtraAttributes, {})
     def __init__(
@@ -340,7 +341,18 @@ class Rubric(Identified):
         return function.under(name)
 
     def cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
-        """(handler, stage) pairs in the order they run."""
+        """(handler, stage) pairs in the order they run.
+
+        A ``cleanup(state)`` of a subclass stands for those of rollouts, which its ``super().cleanup(state)`` runs.
+        """
+        handlers = self.declared_cleanup_handlers()
+        is_declared = any(handler == self.cleanup for handler, _ in handlers)
+        if is_declared or not scoring.overrides(self, Rubric, "cleanup"):
+            return handlers
+        return [(self.cleanup, "rollout"), *(pair for pair in handlers if pair[1] == "group")]
+
+    def declared_cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
+        """Likewise, of decorated methods and ``add_cleanup_handler`` alone."""
         return list(self._cleanup)
 
     # --- scoring
@@ -446,7 +458,7 @@ class Rubric(Identified):
             if scorer is self:
                 pending = [state for state in members if not state.cleaned_up]
                 if pending and (handlers := self.cleanup_handlers()):
-                    await asyncio.shield(self._clean_up(handlers, pending))
+                    await asyncio.shield(self.call_cleanup_handlers(handlers, pending))
             elif scorer is not None:
                 await scorer.run_cleanup(members)
 
@@ -471,7 +483,10 @@ class Rubric(Identified):
         finally:
             await self.run_cleanup(states)
 
-    async def _clean_up(self, handlers: list[tuple[Callable[..., Any], str]], states: Sequence[State]) -> None:
+    async def call_cleanup_handlers(
+        self, handlers: Sequence[tuple[Callable[..., Any], str]], states: Sequence[State]
+    ) -> None:
+        """Call each handler with its states; a failure is logged."""
         for handler, stage in handlers:
             for subject in [list(states)] if stage == "group" else states:
                 await self._call_handler(function_name(handler), handler, subject)

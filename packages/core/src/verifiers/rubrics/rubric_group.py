@@ -176,9 +176,11 @@ class RubricGroup(Rubric):
             self._plan = self._compiled(children)
         return self._plan
 
-    def cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
+    def declared_cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
         """The children's handlers, then its own."""
-        return [handler for child in self.rubrics for handler in child.cleanup_handlers()] + super().cleanup_handlers()
+        return [
+            pair for child in self.rubrics for pair in child.cleanup_handlers()
+        ] + super().declared_cleanup_handlers()
 
     async def teardown(self) -> None:
         """Run the ``@teardown`` methods of the children, then its own."""
