@@ -2,8 +2,9 @@
 
 Prints each command before running it, with a warning that installing runs the environment's code. The exit code is 0
 only when the environment resolves and imports. A package of the index, whose name may belong to an unrelated project,
-is inspected before it is installed; when it does not declare an environment, the user is asked. ``sources`` chooses the
-packages, ``installer`` runs the commands.
+is inspected before it is installed: one that would write over another package is refused, and when it does not declare
+the environment, or its name may deceive, the user is asked (``look_alikes``). ``sources`` chooses the packages,
+``installer`` runs the commands.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import importlib_metadata
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
 from verifiers.cli.common.completion import items, paths
-from verifiers.cli.install import installer
+from verifiers.cli.install import installer, look_alikes
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
@@ -30,7 +31,6 @@ from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
-from verifiers.runtime.installed import Broken, entry_points
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -75,7 +75,7 @@ def run(call: Call) -> None:
     if call.options["dry_run"]:
         _plan(call, tool, request, choice)
         return
-    before = installer.installed_library()
+    before, others = installer.installed_library(), _versions()
     call.note(f"vf-install: {RUNS_CODE}")
     package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
@@ -83,6 +83,7 @@ def run(call: Call) -> None:
             f"{command}\nreplaced the running verifiers library; reinstall it, and report the package "
             f"{package.distribution or request.text}"
         )
+    _check_others(command, others)
     resolved, *_ = check_installed(package.env_ids)
     if resolved.distribution:
         command += _add_extras(call, tool, resolved.distribution)
@@ -105,6 +106,20 @@ def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
     finished, command = _run_all(call, [(tool.install(*extras), False)])
     finished.check()
     return f" && {command}"
+
+
+def _versions() -> dict[str, str]:
+    """Name -> version of the installed distributions."""
+    return {one.name: one.version for one in reversed(_installed()) if one.name}
+
+
+def _check_others(command: str, before: dict[str, str]) -> None:
+    """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one that was there."""
+    installed = {one.name: one for one in reversed(_installed()) if one.name}
+    present = [one for name, one in installed.items() if name in before]
+    for name, one in installed.items():
+        if before.get(name) != one.version and (taken := look_alikes.conflict(one, present)):
+            raise RunError(f"{command}\ninstalled another package's parts: {taken}; uninstall {name}")
 
 
 def _plain(version: str) -> str:
@@ -169,7 +184,7 @@ def _commands(tool: Installer, request: Request, package: Package) -> list[tuple
 
 
 def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
-    """Why the package must not be installed; None when it declares an environment, or the user agrees.
+    """Why the package must not be installed; None when it declares the environment, or the user agrees.
 
     Runs no code of it. *Raises* ``RunError`` when it cannot be downloaded.
     """
@@ -181,19 +196,37 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
         if finished.lacks(package.distribution or ""):
             return _absent(package, finished)
         if finished.lacks_wheel:
-            doubt = f"{requirement} has no wheel, and cannot be inspected without running its code"
+            doubts = [f"{requirement} has no wheel, and cannot be inspected without running its code"]
         else:
             finished.check()
-            found = list(importlib_metadata.distributions(path=[folder]))
-            if any(not isinstance(entry, Broken) for entry in entry_points(local_sources.GROUP, found)):
-                return None
-            if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
-                return f"{requirement} is not an environment, and was not installed"
-            about = next((f" ({one.metadata['Summary']})" for one in found if one.metadata.get("Summary")), "")
-            doubt = f"{requirement}{about} of the package index declares no entry point in {local_sources.GROUP}"
-    if call.options["yes"] or _agrees(call, doubt):
+            found: list[Any] = list(importlib_metadata.distributions(path=[folder]))
+            if taken := next(filter(None, (look_alikes.conflict(one, _installed()) for one in found)), None):
+                return f"{taken}, so it was not installed"
+            doubts = [doubt for one in found if (doubt := look_alikes.other_origin(one))]
+            if package.env_ids[0] not in {env_id for one in found for env_id in look_alikes.offered(one)}:
+                if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
+                    return _not_an_environment(package, found)
+                about = next((f" ({one.metadata['Summary']})" for one in found if one.metadata.get("Summary")), "")
+                group = local_sources.GROUP
+                doubts.append(f"{requirement}{about} of the package index declares no entry point in {group}")
+    if other := look_alikes.look_alike(package.env_ids[0], known_ids()):
+        doubts.append(f"{requirement} of the package index is not {other!r}, the known environment of almost its name")
+    doubt = "; ".join(doubts)
+    if not doubt or call.options["yes"] or _agrees(call, doubt):
         return None
     return f"{doubt}, and was not installed; --yes installs it"
+
+
+def _installed() -> list[Any]:
+    return list(importlib_metadata.distributions())
+
+
+def _not_an_environment(package: Package, found: Sequence[Any]) -> str:
+    (requirement,) = package.requirement
+    others = ", ".join(repr(env_id) for one in found for env_id in look_alikes.offered(one))
+    if others:
+        return f"{requirement} declares {others} and not {package.env_ids[0]!r}, and was not installed"
+    return f"{requirement} is not an environment, and was not installed"
 
 
 def _agrees(call: Call, doubt: str) -> bool:
@@ -330,9 +363,7 @@ COMMAND = SmallCommand(
             help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
         ),
         click.Option(["--upgrade"], is_flag=True, help="Reinstall, in the newest version."),
-        click.Option(
-            ["-y", "--yes"], is_flag=True, help="Install a package that declares no environment, without asking."
-        ),
+        click.Option(["-y", "--yes"], is_flag=True, help="Install a package that it would ask about."),
         click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
         click.Option(
             ["--agent"],

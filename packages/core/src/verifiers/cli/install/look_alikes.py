@@ -1,0 +1,145 @@
+"""What a package would take from the packages that are installed here: files, import names, commands, ids, names.
+
+A name in a package index belongs to anyone. ``vf-install`` refuses a package of the index that writes
+over another package or offers its environments (``conflict``), and asks where the name alone may deceive: it is that
+of a package that came from elsewhere (``other_origin``), or one letter away from a known id (``look_alike``). All is
+read from metadata and file names; no code of either package runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import importlib_metadata
+
+from verifiers.cli.install.installer import without_logins
+from verifiers.environments.local_sources import GROUP, normalize_name
+from verifiers.runtime.install_lines import CORE
+from verifiers.runtime.installed import Broken, entry_points
+
+if TYPE_CHECKING:
+    from importlib_metadata import Distribution
+
+SHARED = frozenset({"bin", "docs", "examples", "scripts", "test", "tests"})
+"""Folders of ``site-packages`` that careless packages share; nothing imports them by name."""
+_COMMANDS = ("console_scripts", "gui_scripts")
+_LOOKS = str.maketrans("015i", "olsl", "-_.")
+_METADATA = re.compile(r"[^/]+\.(dist-info|egg-info|data)/")
+
+
+def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | None:
+    """What ``package`` would take from another installed distribution; None when nothing.
+
+    Files, the import names of the library and of environments, the names of commands, and the ids of environments.
+    """
+    brings = f"{package.name} {package.version} brings"
+    files, ids, commands = _files(package), set(_environments(package)), _commands(package)
+    modules = {_module(file) for file in files}
+    for other in installed:
+        if not other.name or normalize_name(other.name) == normalize_name(package.name):
+            continue
+        owner = f"{other.name} {other.version}"
+        theirs = _environments(other)
+        if shared := ids & theirs.keys():
+            return f"{brings} the environment {min(shared)!r}, which {owner} provides"
+        if shared := modules & {*_library_modules(other), *theirs.values()}:
+            return f"{brings} the module {min(shared)!r}, which hides or replaces that of {owner}"
+        if shared := commands & _commands(other):
+            return f"{brings} the command {min(shared)!r}, which belongs to {owner}"
+        if shared := {file for file in files & _files(other) if PurePosixPath(file).parts[0] not in SHARED}:
+            return f"{brings} the file {min(shared)!r}, which belongs to {owner}"
+    return None
+
+
+def other_origin(package: Distribution) -> str | None:
+    """Why the package of an index may not be the installed one of its name, which came from elsewhere; None else."""
+    try:
+        present = importlib_metadata.distribution(package.name)
+        origin = json.loads(present.read_text("direct_url.json") or "{}").get("url")
+    except (importlib_metadata.PackageNotFoundError, ValueError):
+        return None
+    if not isinstance(origin, str):
+        return None
+    return (
+        f"{package.name} {package.version} of the package index would replace {present.name} {present.version}, which "
+        f"was installed from {without_logins(origin)}"
+    )
+
+
+def look_alike(name: str, known: Collection[str]) -> str | None:
+    """The known id that ``name`` can be mistaken for; None where it is known itself, or none is that close.
+
+    >>> look_alike("revers-text", ["reverse-text"]), look_alike("w0rd-game", ["word-game"])
+    ('reverse-text', 'word-game')
+    >>> look_alike("aime2025", ["aime2024"]), look_alike("word-game", ["word-game"])
+    (None, None)
+    """
+    plain = normalize_name(name).removeprefix("vf-")
+    others = {normalize_name(one).removeprefix("vf-"): one for one in known}
+    if plain in others:
+        return None
+    return next((one for other, one in others.items() if _is_confusable(plain, other)), None)
+
+
+def offered(package: Distribution) -> Sequence[str]:
+    """Ids of the environments that a distribution declares, sorted, normalised, without ``vf-``."""
+    return sorted(_environments(package))
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _environments(distribution: Distribution) -> dict[str, str]:
+    """Id -> top-level module, of the environments that a distribution declares."""
+    found = (entry for entry in entry_points(GROUP, [distribution]) if not isinstance(entry, Broken))
+    return {normalize_name(entry.name).removeprefix("vf-"): entry.module.partition(".")[0] for entry, _ in found}
+
+
+def _commands(distribution: Distribution) -> set[str]:
+    """Names of the programs that a distribution installs."""
+    return {entry.name for entry in distribution.entry_points if entry.group in _COMMANDS}
+
+
+def _library_modules(distribution: Distribution) -> Iterator[str]:
+    """The import name of ``verifiers``, ``verifiers-trainer`` and ``verifiers-sandboxes``."""
+    name = normalize_name(distribution.name)
+    if name == CORE or name.startswith(f"{CORE}-"):
+        yield name.replace("-", "_")
+
+
+def _files(distribution: Distribution) -> set[str]:
+    """Files of a distribution inside ``site-packages``, without its metadata and compiled copies."""
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    files = (line.split(",", 1)[0].strip('"') for line in lines)
+    return {
+        file
+        for file in files
+        if file and not file.startswith(("../", "/")) and "__pycache__/" not in file and not _METADATA.match(file)
+    }
+
+
+def _module(file: str) -> str:
+    """The top-level module of a file in ``site-packages``; names of other files are no module's."""
+    return PurePosixPath(file).parts[0].split(".", 1)[0]
+
+
+def _is_confusable(name: str, other: str) -> bool:
+    """Whether two names look alike, or one mistyped letter makes one of the other; digits tell names apart."""
+    if name.translate(_LOOKS) == other.translate(_LOOKS):
+        return True
+    if re.sub(r"\D", "", name) != re.sub(r"\D", "", other) or min(len(name), len(other)) < 4:
+        return False
+    start = _common_start(name, other)
+    rests = name[start:], other[start:]
+    end = _common_start(*(rest[::-1] for rest in rests))
+    one, two = (rest[: len(rest) - end] for rest in rests)
+    return max(len(one), len(two)) < 2 or (len(one) == 2 and one == two[::-1])
+
+
+def _common_start(one: str, two: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
