@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +25,7 @@ import msgspec
 
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.runtime.bounded import read_file
-from verifiers.runtime.json import encode_row
+from verifiers.runtime.json import decode_row, encode_row
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
 from verifiers.storage.identity import (
     changed_code,
@@ -173,9 +172,9 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
     *Raises* ConfigError when the file exists but is invalid.
     """
-    file = Path(path, CONFIG_NAME)
+    file = os.path.join(path, CONFIG_NAME)
     try:
-        stored: dict[str, Any] = json.loads(read_file(file))
+        stored: dict[str, Any] = decode_row(read_file(file))
         if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
             return stored
         raise ValueError("it lacks the configuration or its fingerprint")
@@ -184,17 +183,17 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file} cannot be read as a run's configuration ({error}); restore it or choose another directory.",
-            path=str(file),
+            path=file,
         ) from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be recomputed)."""
     try:
-        metadata = json.loads(read_file(Path(path, METADATA_NAME)))
+        metadata = decode_row(read_file(os.path.join(path, METADATA_NAME)))
     except (OSError, ValueError):
         return None
-    return metadata if isinstance(metadata, dict) else None
+    return metadata
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:

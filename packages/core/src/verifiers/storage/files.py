@@ -35,8 +35,8 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     inside one file system, so the temporary file is not in ``/tmp``; the last fsync makes the new name durable.
 
     Two fsyncs take milliseconds: for small files that change rarely. Permissions and hard links of the old file are
-    lost, a symbolic link is replaced by a file. Of two concurrent writers, one wins. A kill may leave a temporary file
-    ``.<name>.<pid>.tmp``.
+    lost, a symbolic link is replaced by a file. Neither it nor one in the place of the temporary file is followed. Of
+    two concurrent writers, one wins. A kill may leave a temporary file ``.<name>.<pid>.tmp``.
 
     *Raises* OSError, with the old file unchanged and the temporary file removed.
 
@@ -45,7 +45,8 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        temporary.unlink(missing_ok=True)  # of a killed process with this pid, or a planted link
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             write_all(fd, content)
             sync_file(fd)
@@ -90,14 +91,20 @@ class HeldFile:
     closed in the child after the fork, which leaves the parent's lock in place.
 
     *Raises* RunBusy when another open file has the lock, OSError when the file cannot be opened, ConfigError when its
-    file system has no locks.
+    file system has no locks, or the path is a symbolic link: rows would be written wherever it leads.
     """
 
     __slots__ = ("__weakref__", "fd", "path")
 
     def __init__(self, path: Path):
         self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self.fd = -1
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(f"{path} is a symbolic link; replace it by the file, or link the folder") from error
+            raise
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
