@@ -98,3 +98,14 @@ def page(browser_window, serve) -> Iterator[browser.Page]:
     complaints = browser_window.complaints()
     browser_window.leave()
     assert complaints == []
+
+
+@pytest.fixture
+def phone(page) -> Iterator[browser.Page]:
+    """The browser with the screen of a phone."""
+    screen = {"width": browser.PHONE_WIDTH, "height": 844, "deviceScaleFactor": 2, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    yield page
+    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": False})
+    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from support.browser import too_wide
 from verifiers.checks.audit import audit_environment
 from verifiers.checks.audit.certificate import write_certificate
 from verifiers.checks.audit.report import RowProfile
@@ -81,3 +82,11 @@ def test_an_older_certificate_without_a_panel_and_a_run_without_one_are_said(pag
     (folder / "environments/lenient/audit.json").unlink()
     page.open(address)
     page.wait_text("vf-audit lenient --certify")
+
+
+def test_the_page_of_an_audit_is_no_wider_than_a_phone(phone, serve, audited):
+    server = serve(audited[0] / "evals")
+    phone.open(server.url + "#/audit/" + quote(server.ask("runs")["runs"][0]["id"], safe=""))
+    phone.wait_text("Audit of lenient")
+    phone.picture("phone-audit")
+    assert too_wide(phone) == []

@@ -16,7 +16,7 @@ from verifiers.storage.directory import RunDirectory
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe, version
-from verifiers.view.library import Library
+from verifiers.view.library import MIN_LISTED, Library
 from verifiers.view.tokens import pieces_of
 
 
@@ -72,6 +72,28 @@ def test_the_version_changes_with_a_row_and_with_the_end_of_the_process(begun):
     ended.wait()
     hold(begun, ended.pid)
     assert version(source) != second
+
+
+def test_a_long_list_of_runs_comes_in_parts_that_make_the_whole(tmp_path):
+    for number in range(MIN_LISTED + 5):
+        view_runs.training(tmp_path / f"run-{number:03}", num_steps=1)
+    library = Library(Catalog([tmp_path]))
+    whole = library.runs()
+    assert (len(whole["runs"]), whole["next"]) == (MIN_LISTED + 5, None)
+    first = library.runs(budget_s=0.0)
+    assert (len(first["runs"]), first["next"]) == (MIN_LISTED, MIN_LISTED)
+    second = library.runs(first["next"], budget_s=0.0)
+    assert second["next"] is None
+    assert [run["id"] for run in first["runs"] + second["runs"]] == [run["id"] for run in whole["runs"]]
+
+
+def test_a_lock_that_another_process_took_is_read_again(begun):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    hold(begun, ended.pid)
+    assert status(begun) == "interrupted"
+    hold(begun, os.getpid())
+    assert status(begun) == "running"
 
 
 def test_a_training_says_how_far_it_came(tmp_path):

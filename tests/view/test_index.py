@@ -10,9 +10,9 @@ import pytest
 
 from support import view_runs
 from verifiers.results import load_results
+from verifiers.results.index import RowIndex
 from verifiers.storage.journal import Journal
 from verifiers.view.catalog import Catalog
-from verifiers.view.index import RowIndex
 from verifiers.view.library import Library
 
 

@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
-import pytest
-
-WIDTH = 390
-
-
-@pytest.fixture
-def phone(page) -> Iterator[object]:
-    """The browser with the screen of a phone."""
-    screen = {"width": WIDTH, "height": 844, "deviceScaleFactor": 2, "mobile": False}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-    yield page
-    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": False})
-    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def too_wide(page) -> list[str]:
-    """Elements that reach over the edge of the screen and do not lie in one that scrolls."""
-    return page.js("""
-        const scrolls = (e) => e && (["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(e).overflowX)
-            || scrolls(e.parentElement));
-        return [...document.querySelectorAll("body *")]
-            .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e.parentElement))
-            .map((e) => `${e.tagName}.${e.getAttribute("class")} ${Math.round(e.getBoundingClientRect().right)}`);
-    """)
+from support.browser import PHONE_WIDTH, too_wide
 
 
 def test_no_page_is_wider_than_a_phone(phone, served):
@@ -52,7 +27,7 @@ def test_no_page_is_wider_than_a_phone(phone, served):
     for name, address in addresses.items():
         phone.open(served.url + address)
         phone.picture(f"phone-{name}")
-        assert phone.js("return innerWidth") == WIDTH, name
+        assert phone.js("return innerWidth") == PHONE_WIDTH, name
         if found := too_wide(phone):
             wide[name] = found[:5]
     assert wide == {}

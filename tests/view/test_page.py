@@ -13,7 +13,7 @@ from support import view_runs
 from verifiers.storage.directory import RunDirectory
 from verifiers.view.catalog import Catalog
 from verifiers.view.export import export
-from verifiers.view.library import Library
+from verifiers.view.library import MIN_LISTED, Library
 
 CAREFUL, CARELESS = "evals/times-table--careful-7b/3fa9c1d2", "evals/times-table--careless-1b/3fa9c1d2"
 PICTURES = "evals/pictures--sees/00aa11bb"
@@ -597,3 +597,15 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
         page.picture("phone")
     finally:
         page.driver.set_window_size(size["width"], size["height"])
+
+
+def test_a_long_list_of_runs_that_comes_in_parts_is_shown_whole(page, serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("verifiers.view.app.LIST_S", 0.0)
+    for number in range(MIN_LISTED + 5):
+        view_runs.training(tmp_path / f"run-{number:03}", num_steps=1)
+    server = serve(tmp_path)
+    assert server.ask("runs?first=0")["next"] == MIN_LISTED
+    page.open(server.url)
+    page.find("input[type=search]").send_keys(f"run-{MIN_LISTED + 4:03}")
+    page.wait_text(f"training · run-{MIN_LISTED + 4:03}")
+    assert "run-000" not in page.text()

@@ -94,14 +94,13 @@ def _serve(call: Call, library: Library) -> None:
 
     options = call.options
     server = Server(library, options["host"], options["port"], options["allow_remote"])
-    num_runs = len(library.catalog.sources())
     if call.json:  # print it now: the command ends with Ctrl-C
         print(
             json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}), file=call.out
         )
         call.json = False
     else:
-        call.say(f"{num_runs} run{'' if num_runs == 1 else 's'} at {server.url}")
+        call.say(f"the runs in {', '.join(map(str, library.catalog.folders))} are at {server.url}")
     call.out.flush()
     if not options["no_browser"] and not open_browser(server.url):
         call.note("vf-view: no browser here; open the address, through a tunnel if this machine is remote:")

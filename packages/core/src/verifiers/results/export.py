@@ -6,9 +6,10 @@ A column whose values do not fit one Arrow type is written as JSON text, never d
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write
 from verifiers.storage.journal import Journal
 
+BATCH_SIZE = 2_000
+"""Rollouts that are in memory while a Parquet file is written."""
+
 
 def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are null."""
@@ -30,17 +34,18 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_dict({name: _arrow_column([row.get(name) for row in plain]) for name in names})
 
 
-def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: str | Path) -> None:
+def save(rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path) -> None:
     """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
 
-    *Raises* ConfigError when the directory already holds results.
+    ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises* ConfigError when the
+    directory already holds results.
     """
     target = Path(path)
     if target.suffix == ".parquet":
         target.parent.mkdir(parents=True, exist_ok=True)
-        rows_to_dataset(outputs).to_parquet(str(target))
+        _write_parquet(rollouts, target)
         return
-    rows = _disk_rows(outputs)
+    rows = _disk_rows(rollouts())
     if target.suffix == ".jsonl":
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
@@ -54,7 +59,57 @@ def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: st
     atomic_write(target / METADATA_NAME, content.encode() + b"\n")
 
 
-def _disk_rows(outputs: Sequence[RolloutOutput]) -> list[dict[str, Any]]:
+def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice: for the types of the columns, to write them.
+
+    The file appears whole, or not at all.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types: dict[str, Any] = {}
+    for columns in _batches(rollouts()):
+        for name, values in columns.items():
+            types[name] = _common_type(types.get(name, pa.null()), values)
+    schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+    hidden = target.with_name(f".{target.name}.tmp")
+    try:
+        with parquet.ParquetWriter(str(hidden), schema) as writer:
+            for columns in _batches(rollouts()):
+                size = len(next(iter(columns.values())))
+                arrays = []
+                for name, kind in types.items():
+                    values = columns.get(name) or [None] * size
+                    arrays.append(pa.array(_texts(values) if kind is None else values, schema.field(name).type))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such column."""
+    while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
+        names = dict.fromkeys(name for row in batch for name in row)
+        yield {name: [row.get(name) for row in batch] for name in names}
+
+
+def _common_type(known: Any, values: list[Any]) -> Any:
+    """The Arrow type of the values and of those before them, of type ``known``; None when no single one fits."""
+    import pyarrow as pa
+
+    if known is None:
+        return None
+    try:
+        found = pa.array(values).type
+        fields = [pa.field("", kind) for kind in (known, found)]
+        common = pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive").field(0).type
+    except (pa.ArrowException, OverflowError):  # mixed types
+        return None
+    return None if _has_empty_struct(common) else common
+
+
+def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
     counts: dict[str, int] = {}
     rows = []
     for output in outputs:
@@ -90,6 +145,10 @@ def _arrow_column(values: list[Any]) -> list[Any]:
             return values
     except (pa.ArrowException, OverflowError):  # mixed types become JSON texts
         pass
+    return _texts(values)
+
+
+def _texts(values: list[Any]) -> list[Any]:
     return [None if value is None else json.dumps(value) for value in values]
 
 

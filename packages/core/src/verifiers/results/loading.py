@@ -1,23 +1,28 @@
 """Load saved results: a run directory or a results file, of this version or of 0.1, complete or not.
 
 A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of their examples.
-Loading never writes.
+Loading never writes. Of a large file the numbers are loaded, and the texts when they are asked for (``stored``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
+from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import FACTS, GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, saved_row
+from verifiers.results.stored import StoredOutputs
+from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
 from verifiers.storage.journal import read_journal
 
+LARGE_BYTES = 32 * 1024**2
+"""Size of a file from which on its texts stay on disk: some 20,000 short rollouts."""
 PLAN_SIZES = ("num_examples", "rollouts_per_example")
 
 
@@ -27,6 +32,10 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     Args:
         path: A run directory, or a results file.
         state_columns: Names of the extra columns to load; None = all.
+
+    A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the other numbers take
+    about 300 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
+    one rollout at a time, and ``results.outputs`` reads and keeps all of them. The file must stay until then.
 
     Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises* ConfigError
     when there are no results, JournalError with file and line for a damaged file.
@@ -46,18 +55,50 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())
+    config = (read_config(file.parent) or {}).get("config", {})
+    facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
+    facts.setdefault("status", "running" if config else FACTS["status"])
+    fills_advantages = not config.get("independent_scoring")
+    if file.stat().st_size >= LARGE_BYTES:
+        return _indexed(file, metric_names, outside, facts, state_columns, fills_advantages)
     rows = [(line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
     outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
     _add_labels(outputs, [row for _, row in rows], read_labels(file.parent))
     if state_columns is not None:
         _keep_columns(outputs, state_columns)
     _sort(outputs)
-    config = (read_config(file.parent) or {}).get("config", {})
-    if not config.get("independent_scoring"):
+    if fills_advantages:
         fill_advantages(outputs)
-    facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
-    facts.setdefault("status", "running" if config else FACTS["status"])
     return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
+
+
+def _indexed(
+    file: Path,
+    metric_names: Sequence[str],
+    outside: Collection[str],
+    facts: Mapping[str, Any],
+    state_columns: Sequence[str] | None,
+    fills_advantages: bool,
+) -> StoredOutputs:
+    """The results of a large file. *Raises* as ``load_results``."""
+    index = RowIndex(file, metric_names)
+    with fewer_collections():
+        index.read()
+    if index.failure is not None:
+        raise index.failure
+    skipped = {*index.replaced, *map(index.newest, outside)}
+    numbers = [number for number in range(len(index)) if number not in skipped]
+    examples, siblings = index.columns["example"], index.columns["sibling"]
+    if all(isinstance(examples[number], int) for number in numbers):
+        numbers.sort(key=lambda number: (examples[number], siblings[number] if siblings[number] > 0 else 0))
+    labels = None
+    if (given := read_labels(file.parent)) and not (len(index) and LABEL in index.stored(0)):
+        labels = {}
+        for key, (digest, label) in given.items():
+            number = index.newest(key)
+            if number is not None and completion_hash(index.stored(number).get("completion")) == digest:
+                labels[number] = label
+    return StoredOutputs(index, numbers, facts, state_columns, labels, fills_advantages)
 
 
 def _add_labels(

@@ -183,16 +183,16 @@ class GenerateOutputs(Finished):
             "pass_at_k_interval pass_all_k pass_threshold stop_conditions usage cost_usd "
             "resumed env_args sampling_args status stopped spent"
         ).split()
-        facts = {name: self.metadata.get(name) for name in names}
+        facts, measured = {name: self.metadata.get(name) for name in names}, self._measured()
         numbers: dict[str, Any] = json_ready(
             facts
             | {
                 "path": self.metadata.get("path_to_save"),
-                "usage": total_usage(self.outputs),
+                "usage": total_usage(measured),
                 "seconds": self.metadata.get("time"),
-                "errors": errors_by_cause(self.outputs),
-                "unscored": unscored_by_function(self.outputs),
-                "latency": latency(self.outputs),
+                "errors": errors_by_cause(measured),
+                "unscored": unscored_by_function(measured),
+                "latency": latency(measured),
             }
         )
         return numbers
@@ -301,11 +301,25 @@ class GenerateOutputs(Finished):
 
     def save(self, path: str | Path) -> None:
         """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
-        save(self.outputs, self.metadata, path)
+        save(self.rollouts, self.metadata, path)
 
     def known_states(self) -> list[State] | None:
         """The states that were kept, or that the saved trajectories give; None without either."""
         return self._all_states() if self.outputs and self._has_states() else None
+
+    def rollouts(self) -> Iterator[RolloutOutput]:
+        """Each rollout in order; of a large file that ``load_results`` opened, one at a time is in memory.
+
+        >>> from verifiers.testing import ScriptedClient
+        >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+        >>> [rollout.completion[-1]["content"] for rollout in results.rollouts()]
+        ['2']
+        """
+        return iter(self.outputs)
+
+    def _measured(self) -> Sequence[RolloutOutput]:
+        """The rollouts with the fields of the statistics, at least."""
+        return self.outputs
 
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))

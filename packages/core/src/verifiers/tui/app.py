@@ -13,9 +13,9 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from verifiers.data.messages import escape_control
+from verifiers.results.index import NAMES, NUMBERS
 from verifiers.tui.lines import Lines
 from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, heading, numbers_text, rollout_text, row_line, run_line
-from verifiers.view.index import NAMES, NUMBERS
 from verifiers.view.library import Library
 
 LOOK_S = 1.0

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from verifiers.errors import ConfigError, JournalError
 from verifiers.runtime.json import encode_row
 from verifiers.view.guard import LOOPBACK, WRITES, Guard, allowed_hosts, is_loopback
-from verifiers.view.library import Library
+from verifiers.view.library import LIST_S, Library
 
 MAX_BODY = 4096
 """Bytes of a request that labels."""
@@ -94,7 +94,7 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
     return {
         "compare": lambda q: library.compare([run for run in q.get("runs", "").split("\n") if run]),
         "version": lambda q: library.version(q.get("run")),
-        "runs": lambda q: library.runs(),
+        "runs": lambda q: library.runs(int(q.get("first", "0")), LIST_S),
         "run": lambda q: library.run(_run(q)),
         "columns": lambda q: library.columns(
             _run(q), _step(q), int(q.get("first", "0")), int(q.get("generation", "-1"))

@@ -22,7 +22,9 @@ EVALUATION, TRAINING = "evaluation", "training"
 MAX_DEPTH = 10
 """Folder levels that are searched for runs."""
 FRESH_S = 1.0
-"""Seconds for which the list of runs is cached."""
+"""Seconds for which the list of runs is cached, at least."""
+COST_SHARE = 0.2
+"""Largest share of the time that is spent on searching the folders; the list of many runs is cached for longer."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
@@ -55,7 +57,7 @@ class Source:
 
 
 class Catalog:
-    """The runs below ``folders``; the list is cached for one second.
+    """The runs below ``folders``; the list is cached for a second, of very many runs for some.
 
     Raises: ``ConfigError`` for a folder that does not exist.
     """
@@ -67,14 +69,15 @@ class Catalog:
                 raise ConfigError(f"{path} is not a folder; name a folder with runs, or one run's folder")
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}
-        self._scan_time = -FRESH_S
+        self._next_scan = 0.0
 
     def sources(self) -> dict[str, Source]:
         """Id -> run."""
         with self._lock:
-            if time.monotonic() - self._scan_time >= FRESH_S:
+            if (started := time.monotonic()) >= self._next_scan:
                 self._sources = {source.id: source for source in self._scan()}
-                self._scan_time = time.monotonic()
+                ended = time.monotonic()
+                self._next_scan = ended + max(FRESH_S, (ended - started) / COST_SHARE)
             return self._sources
 
     def get(self, run_id: str) -> Source:
@@ -102,15 +105,14 @@ class Catalog:
     def _scan(self) -> Iterator[Source]:
         ids: set[str] = set()
         for folder in self.folders:
-            label = _label(folder)
-            for path, kind in _runs_below(folder, MAX_DEPTH):
-                relative = path.relative_to(folder).as_posix()
-                run_id = relative if relative != "." else label
+            label, root = _label(folder), str(folder)
+            for path, kind in _runs_below(root, MAX_DEPTH):
+                run_id = path.removeprefix(root).lstrip("/") or label
                 if run_id in ids:
                     run_id = f"{label}/{run_id}"
                 if run_id not in ids:
                     ids.add(run_id)
-                    yield Source(run_id, path, kind)
+                    yield Source(run_id, Path(path), kind)
 
 
 def default_folders() -> list[Path]:
@@ -126,7 +128,7 @@ def _label(folder: Path) -> str:
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
+def _runs_below(folder: str, depth: int) -> Iterator[tuple[str, str]]:
     """(folder, kind) of each run, sorted by name. A training run may contain evaluations; an evaluation has no runs."""
     try:
         with os.scandir(folder) as entries:
@@ -142,4 +144,4 @@ def _runs_below(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
     for entry in listed:
         hidden = entry.name.startswith((".", "checkpoint-")) or entry.name in _SKIPPED
         if depth and not hidden and entry.is_dir(follow_symlinks=False):
-            yield from _runs_below(folder / entry.name, depth - 1)
+            yield from _runs_below(entry.path, depth - 1)

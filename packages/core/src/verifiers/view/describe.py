@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import math
 import os
@@ -34,15 +35,17 @@ STATUSES = {"complete": "finished"}
 """Status in ``metadata.json`` -> displayed status, where they differ."""
 QUIET_S = 60.0
 """Seconds without a write after which a run with an unknown writer counts as not running."""
+MAX_HOLDERS = 65_536
+"""Runs whose lock files are cached."""
 _WATCHED = (RESULTS_NAME, METRICS_NAME, METADATA_NAME, LOCK_NAME)
 
 
 def version(source: Source) -> str:
     """A token that changes when the run's files do; a few calls of ``stat``."""
-    parts = []
+    parts, folder = [], str(source.folder)  # texts: paths as objects take longer to make than the files to look at
     for name in _WATCHED:
         with contextlib.suppress(OSError):
-            stat = os.stat(source.folder / name)
+            stat = os.stat(f"{folder}/{name}")
             parts.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
     if source.kind == TRAINING:
         parts.append(str(len(source.steps())))
@@ -110,7 +113,7 @@ def metric_names(source: Source) -> list[str]:
 def _evaluation(source: Source) -> dict[str, Any]:
     metadata = read_metadata(source.folder) or {}
     config = _config(source.folder).get("config") or {}
-    stat = (source.folder / RESULTS_NAME).stat()
+    stat = os.stat(f"{source.folder}/{RESULTS_NAME}")
     examples, siblings = metadata.get("num_examples"), metadata.get("rollouts_per_example")
     return {
         "env": metadata.get("env_id") or config.get("env_id") or source.folder.parent.name.partition("--")[0],
@@ -214,15 +217,25 @@ def _training_facts(folder: Path) -> dict[str, Any]:
 
 def _is_written(source: Source, seconds_per_step: float | None) -> bool:
     """Whether a process is writing the run: its lock's process is alive on this host, or its files changed recently."""
-    lock = source.folder / LOCK_NAME
-    holder = _json(lock)
-    if isinstance(holder.get("pid"), int) and holder.get("host") == socket.gethostname():
-        return is_alive(holder["pid"])
+    folder, pid = str(source.folder), None
+    with contextlib.suppress(OSError):
+        stat = os.stat(f"{folder}/{LOCK_NAME}")
+        pid, host = _holder(f"{folder}/{LOCK_NAME}", stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if pid is not None and host == socket.gethostname():
+            return is_alive(pid)
     changed = 0.0
     for name in (*_WATCHED, "completions"):
         with contextlib.suppress(OSError):
-            changed = max(changed, os.stat(source.folder / name).st_mtime)
+            changed = max(changed, os.stat(f"{folder}/{name}").st_mtime)
     return time.time() - changed < max(QUIET_S, 5 * (seconds_per_step or 0))
+
+
+@functools.lru_cache(maxsize=MAX_HOLDERS)
+def _holder(lock: str, inode: int, size: int, changed_ns: int) -> tuple[int | None, object]:
+    """(pid, host) in a lock file; read again when the file changed."""
+    holder = _json(lock)
+    pid = holder.get("pid")
+    return (pid if isinstance(pid, int) else None), holder.get("host")
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -232,7 +245,7 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(read_file(file))
     except (OSError, ValueError):

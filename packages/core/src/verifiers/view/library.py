@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -16,19 +17,22 @@ from typing import Any
 from verifiers.errors import ConfigError
 from verifiers.results.agreement import agreement
 from verifiers.results.comparison import Measured, compare_runs
+from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.results.outputs import GenerateMetadata, GenerateOutputs
 from verifiers.results.rows import ErrorInfo, RolloutOutput
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
-from verifiers.view.index import NAMES, NUMBERS, RowIndex
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
 """Number of indexes in memory, and of their rows, about 300 bytes each; the least recently used is dropped first. The
 one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
+LIST_S = 0.15
+"""Seconds that one request may spend on the list of runs, once it has ``MIN_LISTED``."""
+MIN_LISTED = 100
 MAX_PREVIEWS = 400
 
 
@@ -53,15 +57,21 @@ class Library:
         tokens = [f"{source.id}:{describe.version(source)}" for source in self.catalog.sources().values()]
         return {"version": f"{hash(tuple(tokens)) & 0xFFFFFFFFFFFF:x}"}
 
-    def runs(self) -> dict[str, Any]:
-        """A summary of every run, and the folders that were searched."""
-        described = []
-        for source in self.catalog.sources().values():
-            try:
+    def runs(self, first: int = 0, budget_s: float = math.inf) -> dict[str, Any]:
+        """A summary of every run from number ``first`` on, and the folders that were searched.
+
+        ``next`` is where to continue when the time budget ended before the list, else null.
+        """
+        described, following = [], None
+        deadline = time.monotonic() + budget_s
+        sources = list(self.catalog.sources().values())
+        for number, source in enumerate(sources[first:], first + 1):
+            with contextlib.suppress(OSError):  # removed since the scan
                 described.append(self._describe(source))
-            except OSError:  # removed since the scan
-                continue
-        return {"runs": described, "folders": [str(folder) for folder in self.catalog.folders]}
+            if number - first >= MIN_LISTED and number < len(sources) and time.monotonic() > deadline:
+                following = number
+                break
+        return {"runs": described, "folders": [str(folder) for folder in self.catalog.folders], "next": following}
 
     def run(self, run_id: str) -> dict[str, Any]:
         """One run: its summary, its settings, and the steps of a training run that have saved rollouts."""

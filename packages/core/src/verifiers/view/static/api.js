@@ -22,6 +22,18 @@ export async function ask(question, params = {}) {
   return answer;
 }
 
+// Every run, in several requests where there are many; `shown` is called with those so far.
+export async function askRuns(shown = () => {}) {
+  const runs = [];
+  let answer = { next: 0 };
+  do {
+    answer = await ask("runs", { first: answer.next });
+    runs.push(...answer.runs);
+    if (answer.next) shown(runs, answer.folders);
+  } while (answer.next);
+  return { runs, folders: answer.folders };
+}
+
 // Write a label of a rollout: true, false, or null to take it back.
 export async function label(run, row, value) {
   const { token } = await ask("labels", { run });

@@ -1,6 +1,6 @@
 // One evaluation: its scores and rollouts.
 
-import { ask } from "./api.js";
+import { ask, askRuns } from "./api.js";
 import { auditLink } from "./audit_page.js";
 import { h, replace } from "./dom.js";
 import { ago, bytes, count, duration, number } from "./format.js";
@@ -20,7 +20,7 @@ export async function runPage(main, { parts, query }) {
   drawHead();
   if (rows.total) body.show();
   await body.update();
-  others = (await ask("runs")).runs.filter((other) => other.kind === "evaluation" && other.id !== id);
+  others = (await askRuns()).runs.filter((other) => other.kind === "evaluation" && other.id !== id);
   others.sort((a, b) => (b.env === run.env) - (a.env === run.env));
   drawHead();
   const stop = follow(id, async () => {

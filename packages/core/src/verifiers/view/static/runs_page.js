@@ -1,6 +1,6 @@
 // The start page: all runs, newest first.
 
-import { ask, isCopy } from "./api.js";
+import { askRuns, isCopy } from "./api.js";
 import { h, replace, visible } from "./dom.js";
 import { ago, bytes, count, duration, interval, isKnown, number, plural } from "./format.js";
 import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
@@ -106,7 +106,11 @@ export async function runsPage(main, { query }) {
   }
 
   async function load() {
-    const answer = await ask("runs");
+    const answer = await askRuns((found, folders) => found.length > runs.length && place({ runs: [...found], folders }));
+    place(answer);
+  }
+
+  function place(answer) {
     runs = answer.runs;
     if (runs.length) show();
     else replace(main, h("section", { class: "empty" }, h("h1", null, "No runs yet"),

@@ -114,7 +114,10 @@ class RowIndex:
         self.metrics: dict[str, list[float]] = {}
         self.replaced: list[int] = []
         """Row numbers that a newer attempt of the same rollout replaces."""
-        self.damage: str | None = None
+        self.usage: dict[str, list[float]] = {}
+        """Counts of ``token_usage`` by name, NaN where a rollout has none."""
+        self.failure: JournalError | None = None
+        """What stopped the reading: damage of the file, which stays in front of the rows after it."""
         self.generation = getattr(self, "generation", -1) + 1
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
         self._spans: list[tuple[int, int]] = []  # byte offsets of each line: start, end
@@ -128,9 +131,14 @@ class RowIndex:
         return len(self._spans)
 
     @property
+    def damage(self) -> str | None:
+        """The damage of the file as a sentence; None for an intact file."""
+        return None if self.failure is None else str(self.failure)
+
+    @property
     def is_complete(self) -> bool:
         """Whether everything was read that the file held at the last ``read``, except an unfinished last line."""
-        return self.damage is not None or self._end >= self._size
+        return self.failure is not None or self._end >= self._size
 
     @property
     def progress(self) -> float:
@@ -147,7 +155,7 @@ class RowIndex:
                 self._clear()
             grown = stat.st_size != self._size or self._identity is None
             self._identity, self._size = identity, stat.st_size
-            if self.damage is not None or (not grown and self.is_complete):
+            if self.failure is not None or (not grown and self.is_complete):
                 return
             try:
                 for ends, bodies in self._writes():
@@ -162,7 +170,7 @@ class RowIndex:
                         return
                 self._size = self._end  # the rest is an unfinished write
             except JournalError as error:
-                self.damage = str(error)
+                self.failure = error
 
     def newest(self, key: str) -> int | None:
         """The row number of the newest attempt of a rollout, by its ``rollout_key``."""
@@ -279,7 +287,7 @@ class RowIndex:
         except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
             try:
                 head = _head_of(decode_row(body), self._metric_names)
-            except ValueError as error:
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 self._spans.pop()
                 raise JournalError(
                     f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({error})"
@@ -291,15 +299,26 @@ class RowIndex:
             self._newest[head.rollout_key] = number
         for name, value in _facts(head).items():
             columns[name].append(value)
-        metrics = head.metrics or {}
-        for name, value in metrics.items():
-            if name not in self.metrics:
-                self.metrics[name] = [math.nan] * number
-            self.metrics[name].append(math.nan if value is None else value)
-        if len(metrics) < len(self.metrics):
-            for values in self.metrics.values():
-                if len(values) == number:
-                    values.append(math.nan)
+        _append(self.metrics, head.metrics or {}, number)
+        _append(self.usage, head.token_usage or {}, number)
+
+
+def _append(columns: dict[str, list[float]], values: Mapping[str, Any], number: int) -> None:
+    """Add the values of row ``number`` to the columns; NaN where the row, or an earlier one, has none."""
+    for name, value in values.items():
+        if name not in columns:
+            columns[name] = [math.nan] * number
+        columns[name].append(_number(value))
+    if len(values) < len(columns):
+        for column in columns.values():
+            if len(column) == number:
+                column.append(math.nan)
+
+
+def _short(example_hash: str) -> str:
+    """The first digits of a hash, with the number of an example of equal content (``9f86….2``)."""
+    digits, dot, number = example_hash.partition(".")
+    return sys.intern(digits[:_HASH_CHARS] + dot + number)
 
 
 def _facts(head: _Head) -> dict[str, Any]:
@@ -308,7 +327,7 @@ def _facts(head: _Head) -> dict[str, Any]:
     sampled = usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens))
     return {
         "example": head.example_id,
-        "key": head.example_hash[:_HASH_CHARS] if head.example_hash else None,
+        "key": _short(head.example_hash) if head.example_hash else None,
         "reward": _number(head.reward),
         "advantage": _number(head.advantage),
         "turns": turns,

@@ -1,0 +1,269 @@
+"""One run folder with very many rollouts: generating, resuming, viewing, loading and exporting it.
+
+    python benchmarks/large_run.py [--rows 100000] [--fill] [--folder DIR] [--quick] [--store]
+
+``vf-eval`` generates the rollouts (four of each example) against a model server on loopback that answers at once; with
+``--fill`` it is interrupted once some are saved, and the journal's own writer appends the others: copies with their own
+example, key and reward, some 50 us per rollout. Then each step is a process of its own; CPU time and peak memory are
+those of that process:
+
+* resume: ``vf-eval --resume FOLDER`` on the finished folder, and on the folder without its last 64 rollouts;
+* view: ``vf-view`` on the folder; the time of the requests that the page makes for its list and its first rollouts;
+* load: ``vf.load_results(folder)`` and its rewards, and one text column;
+* export: ``vf.load_results(folder).save("results.parquet")``.
+
+The floor of a step that reads the file is decoding each of its lines with msgspec. Disk: about 2 KB per rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _measure import Report, options, parse, print_table, versions
+from _server import BareServer
+
+SIBLINGS = 4
+NUM_LOST = 64
+INTERRUPTED = 130
+ENVIRONMENTS = Path(__file__).parent / "_environments"
+EVALUATE = "from verifiers.cli.evaluate.command import main; main()"
+VIEW = "from verifiers.cli.view import main; main()"
+FLOOR = """
+import msgspec, sys
+decode = msgspec.json.Decoder().decode
+for line in open(sys.argv[1] + "/results.jsonl", "rb"):
+    decode(line)
+"""
+LOAD = "import sys, verifiers as vf; results = vf.load_results(sys.argv[1])\n"
+REWARDS = LOAD + "assert len(results.reward) == int(sys.argv[2])"
+COMPLETIONS = LOAD + "assert len(results['completions']) == int(sys.argv[2])"
+EXPORT = LOAD + "results.save(sys.argv[1] + '/results.parquet')"
+RESUME_TARGET_S, PAGE_TARGET_S, EXPORT_TARGET_MB = 10.0, 1.0, 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one process took."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+    def cells(self) -> list[str]:
+        return [f"{self.wall_s:.2f}", f"{self.cpu_s:.2f}", f"{self.peak_mb:.0f}"]
+
+
+def step(code: str, *words: str) -> Step:
+    """Run Python code with these arguments in a process of its own. *Raises* SystemExit when it fails."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], env=environment(), stdout=subprocess.DEVNULL, stderr=stderr
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            stderr.seek(0)
+            raise SystemExit(f"{code} {' '.join(words)} failed:\n{stderr.read().decode()}")
+    return Step(time.monotonic() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
+
+
+def environment() -> dict[str, str]:
+    """The variables of a child: the environment's module can be imported, and nothing else is set for Python."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "COV"))}
+    return plain | {"PYTHONPATH": str(ENVIRONMENTS)}
+
+
+def evaluate(url: str, num_rows: int, *where: str) -> Step:
+    """``vf-eval`` of all rollouts; ``where`` is further arguments: which folder, new or to be resumed."""
+    return step(EVALUATE, *arguments(url, num_rows), *where)
+
+
+def arguments(url: str, num_rows: int) -> list[str]:
+    """The arguments of ``vf-eval`` for all rollouts."""
+    words = f"large_data -n -1 -r {SIBLINGS} -c 64 -m m -b {url} --progress none".split()
+    return [*words, "-a", json.dumps({"num_examples": num_rows // SIBLINGS})]
+
+
+def generate_some(url: str, num_rows: int, place: Path) -> None:
+    """``vf-eval`` of all rollouts, interrupted once some are saved."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", EVALUATE, *arguments(url, num_rows), "--output-dir", str(place)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None and not any(file.stat().st_size for file in place.rglob("results.jsonl")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    if process.wait() != INTERRUPTED:
+        raise SystemExit(f"vf-eval ended with {process.returncode} and not with {INTERRUPTED}")
+
+
+async def fill(file: Path, num_rows: int) -> None:
+    """Append every rollout of the plan that the file lacks, as copies of one that it has."""
+    import verifiers as vf
+    from verifiers.data.messages import message_text
+    from verifiers.storage.identity import rollout_key
+    from verifiers.storage.journal import Journal, read_journal
+
+    sys.path.insert(0, str(ENVIRONMENTS))
+    from large_data import share_of_digits
+
+    examples = vf.load_environment("large_data", num_examples=num_rows // SIBLINGS).eval_table.take(-1)
+    rows = list(read_journal(file))
+    done, copied = {row["rollout_key"] for row in rows}, rows[0]
+    text = message_text(copied["completion"][-1])
+    completion = [vf.AssistantMessage(text)]
+    with Journal.open(file) as journal:
+        for start in range(0, len(examples), 500):
+            appended = []
+            for example in examples[start : start + 500]:
+                reward = share_of_digits(completion, example.row["answer"])
+                own = {"prompt": example.row["prompt"], "answer": example.row["answer"], "reward": reward}
+                own |= {"metrics": {"share_of_digits": reward}, "example_id": example.example_id}
+                for sibling in range(SIBLINGS):
+                    key = rollout_key(example.hash, sibling)
+                    if key not in done:
+                        keys = {"rollout_key": key, "example_hash": example.hash, "sibling": sibling}
+                        appended.append(journal.append(copied | own | {"share_of_digits": reward} | keys))
+            await asyncio.gather(*appended)
+
+
+def lose(file: Path, num_lines: int) -> None:
+    """Remove the last lines of a file."""
+    with open(file, "r+b") as lines:
+        end = lines.seek(0, os.SEEK_END)
+        tail_bytes = min(end, num_lines * 20_000)
+        lines.seek(end - tail_bytes)
+        tail = lines.read()
+        lines.truncate(end - sum(map(len, tail.splitlines(keepends=True)[-num_lines:])))
+
+
+def view(folder: Path) -> tuple[float, float, float]:
+    """Seconds until ``vf-view`` prints its address, until the list of runs, and until the first rollouts are there."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-c", VIEW, str(folder), "--no-browser", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        url = json.loads(process.stdout.readline())["url"]
+        opened = time.monotonic()
+        get(url)
+        (run,) = get_json(f"{url}api/runs")["runs"]
+        listed = time.monotonic()
+        where = urllib.parse.urlencode({"run": run["id"]})
+        get_json(f"{url}api/run?{where}")
+        columns = get_json(f"{url}api/columns?{where}")
+        rows = ",".join(map(str, range(min(50, columns["total"]))))
+        assert get_json(f"{url}api/previews?{where}&rows={rows}")["previews"]
+        shown = time.monotonic()
+    finally:
+        process.terminate()
+        process.wait()
+    return opened - started, listed - opened, shown - listed
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url) as response:
+        content: bytes = response.read()
+    return content
+
+
+def get_json(url: str) -> dict:
+    content: dict = json.loads(get(url))
+    return content
+
+
+def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
+    """Make ``num_rows`` rollouts below ``place``, and measure each step on them."""
+    steps: list[tuple[str, Step]] = []
+
+    def add(name: str, found: Step) -> Step:
+        steps.append((name, found))
+        print(f"{name}: wall {found.wall_s:.2f} s, CPU {found.cpu_s:.2f} s, peak {found.peak_mb:.0f} MB", flush=True)
+        return found
+
+    with BareServer() as server:
+        where, generated = ("--output-dir", str(place)), None
+        if fills:
+            generate_some(server.url, num_rows, place)
+            file = next(place.rglob("results.jsonl"))
+            command = [sys.executable, __file__, "--rows", str(num_rows), "--fill-file", str(file)]
+            subprocess.run(command, check=True)  # a process of its own, whose memory is in no figure
+        else:
+            generated = add("generate", evaluate(server.url, num_rows, *where))
+        (results,) = place.rglob("results.jsonl")
+        assert count_lines(results) == num_rows
+        resume = ("--resume", str(results.parent))
+        finished = add("resume, finished", evaluate(server.url, num_rows, *resume))
+        lose(results, NUM_LOST)
+        unfinished = add(f"resume, {NUM_LOST} lost", evaluate(server.url, num_rows, *resume))
+        assert count_lines(results) == num_rows
+    folder, words = results.parent, (str(results.parent), str(num_rows))
+    floor = add("decode every line", step(FLOOR, *words))
+    rewards = add("load, rewards", step(REWARDS, *words))
+    texts = add("load, completions", step(COMPLETIONS, *words))
+    exported = add("load, export Parquet", step(EXPORT, *words))
+    opened_s, listed_s, shown_s = view(place)
+    size_mb = results.stat().st_size / 1e6
+    title = f"{num_rows:,} rollouts, {size_mb:.0f} MB, in {folder.name}; {versions('verifiers', 'msgspec', 'pyarrow')}"
+    print_table(title, ["", "wall s", "CPU s", "peak MB"], [[name, *found.cells()] for name, found in steps])
+    print(f"  vf-view: address {opened_s:.2f} s, list of runs {listed_s:.2f} s, first rollouts {shown_s:.2f} s")
+    rows = f"{num_rows:,} rollouts"
+    if generated is not None:
+        report.figure(f"{rows}: peak memory of generating", generated.peak_mb, " MB")
+    report.figure(f"{rows}: resume, finished", finished.wall_s, " s", to_reach=RESUME_TARGET_S)
+    report.figure(f"{rows}: resume, {NUM_LOST} rollouts lost", unfinished.wall_s, " s", to_reach=RESUME_TARGET_S)
+    report.figure(f"{rows}: peak memory of resuming", finished.peak_mb, " MB")
+    report.figure(f"{rows}: first page of vf-view", listed_s + shown_s, " s", to_reach=PAGE_TARGET_S)
+    report.figure(f"{rows}: rewards of load_results, CPU over decoding", rewards.cpu_s / floor.cpu_s)
+    report.figure(f"{rows}: rewards of load_results, peak memory", rewards.peak_mb, " MB")
+    report.figure(f"{rows}: completions of load_results, peak memory", texts.peak_mb, " MB")
+    report.figure(f"{rows}: export to Parquet, peak memory", exported.peak_mb, " MB", to_reach=EXPORT_TARGET_MB)
+
+
+def count_lines(file: Path) -> int:
+    with open(file, "rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rows", type=int, default=None, help="number of rollouts, a multiple of four [100,000]")
+    parser.add_argument("--fill", action="store_true", help="generate a few of the rollouts, and append the others")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where to write the run, which is removed again")
+    parser.add_argument("--fill-file", type=Path, help=argparse.SUPPRESS)
+    args = parse(parser)
+    if args.fill_file:
+        asyncio.run(fill(args.fill_file, args.rows))
+        return
+    num_rows = args.rows or (400 if args.quick else 100_000)
+    if num_rows % SIBLINGS or num_rows <= NUM_LOST:
+        parser.error(f"--rows must be a multiple of {SIBLINGS} above {NUM_LOST}")
+    report = Report("large run", args)
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as place:
+        measure(num_rows, args.fill, Path(place).resolve(), report)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
