@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
         "evaluations": [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row],
     }
 
+
+KILLED_AFTER_S = 25
 
 # --- what may go wrong ------------------------------------------------------------------------------------------
 
@@ -95,6 +98,20 @@ def die_in_backward(trainer: Any) -> None:
     at_step(trainer, 1, 2, lambda rows: first.register_hook(die))
 
 
+def stop_in_backward(trainer: Any, rank: int) -> None:
+    """Rank ``rank`` is stopped in a backward pass, and killed ``KILLED_AFTER_S`` later: its connections stay open."""
+    folder = Path(trainer.args.output_dir)
+    os.dup2(os.open(folder / f"stderr-{trainer.ranks.rank}", os.O_CREAT | os.O_WRONLY), 2)
+    first = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+
+    def stop(gradient: Any) -> None:
+        (folder / "stopped").touch()
+        subprocess.Popen(["sh", "-c", f"sleep {KILLED_AFTER_S}; kill -9 {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    at_step(trainer, rank, 3, lambda rows: first.register_hook(stop))
+
+
 class StopsOnOneRank(TrainerCallback):
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -137,6 +154,9 @@ SPOILERS: dict[str, Any] = {
     "bug": lambda trainer: at_step(trainer, 1, 2, fail),
     "kill": lambda trainer: at_step(trainer, 1, 2, lambda rows: os.kill(os.getpid(), signal.SIGKILL)),
     "kill in backward": die_in_backward,
+    "stop 0 in backward": lambda trainer: stop_in_backward(trainer, 0),
+    "stop 1 in backward": lambda trainer: stop_in_backward(trainer, 1),
+    "slow": lambda trainer: at_step(trainer, 1, 2, lambda rows: time.sleep(6)),
     "hang": lambda trainer: at_step(trainer, 1, 2, lambda rows: time.sleep(8)),
     "stop": lambda trainer: trainer.add_callback(StopsOnOneRank(trainer)),
     "generator": break_pipeline,

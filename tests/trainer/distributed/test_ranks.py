@@ -255,6 +255,47 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_allowed(on):
     assert time.monotonic() - started < 90
 
 
+SAVED = {**RUN, "save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        (1, "rank 1 of 2 has given no sign of life for 3 s (rank_timeout): it was killed or stopped"),
+        (0, "has not answered rank 1 of 2 for 3 s (rank_timeout): the process that holds it, rank 0 or torchrun"),
+    ],
+)
+def test_a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound(on, tmp_path, stopped, said):
+    ended = on(ranks_work.train, **SAVED, spoil=f"stop {stopped} in backward", rank_timeout=3, ddp_timeout=600)
+    assert (ended[1 - stopped].exit_code, ended[stopped].exit_code) == (3, -9)
+    folder = tmp_path / "run-2"
+    written = folder / f"stderr-{1 - stopped}"
+    assert said in written.read_text()
+    assert written.stat().st_mtime - (folder / "stopped").stat().st_mtime < ranks_work.KILLED_AFTER_S - 5
+    assert checkpoint_files.newest_valid(folder).name == "checkpoint-2"
+    if stopped == 1:
+        again, whole = (
+            results(on(ranks_work.train, **SAVED, resume=True)),
+            results(on(ranks_work.train, **SAVED, name="w")),
+        )
+        assert again[0]["weights"] == again[1]["weights"] == whole[0]["weights"]
+
+
+@pytest.mark.slow
+def test_without_signs_of_life_a_stopped_rank_is_waited_for_until_it_is_killed(on, tmp_path):
+    """Negative control: gloo notices when the connection closes, or after ddp_timeout."""
+    ended = on(ranks_work.train, **RUN, spoil="stop 1 in backward", rank_timeout=0.0, ddp_timeout=600)
+    assert [e.exit_code for e in ended] == [1, -9]
+    result = (tmp_path / "run-2/unchanged-0").stat().st_mtime
+    assert result - (tmp_path / "run-2/stopped").stat().st_mtime > ranks_work.KILLED_AFTER_S - 2
+
+
+def test_a_rank_that_takes_longer_than_the_bound_and_lives_is_not_lost(on):
+    """Negative control of the watch: it is the thread that beats, whatever the training does."""
+    assert [r["step"] for r in results(on(ranks_work.train, **RUN, spoil="slow", rank_timeout=2.0))] == [4, 4]
+
+
 # --- the exchanges ------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ bounded and names what it waits for; an error on one rank is raised on all of th
     with ranks.together(): ...                                     an error in here ends all ranks
 
 DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank that waits inside
-one is woken when the process it waits for ends, not earlier.
+one is woken when the process it waits for ends, or ended by its ``Heartbeat`` when that process is stopped or
+unreachable.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import torch.distributed as dist
 
 from verifiers import errors
 from verifiers.errors import RunError, VerifiersError
+from verifiers_trainer.distributed.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -46,22 +48,25 @@ _count = itertools.count()
 
 
 class Ranks:
-    """The processes of a run; connects at first use. ``timeout_s`` bounds every exchange among all of them."""
+    """The processes of a run; connects at first use.
 
-    def __init__(self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0):
-        self.rank, self.world, self.timeout_s = rank, world, timeout_s
+    ``timeout_s`` bounds every exchange among all of them; ``rank_timeout_s`` the silence of one (0: not watched).
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0, rank_timeout_s: float = 0.0):
+        self.rank, self.world, self.timeout_s, self.rank_timeout_s = rank, world, timeout_s, rank_timeout_s
         self._store: Any = None
         self._group: Any = None
-        self._number = itertools.count()
+        self._number, self._blocks = itertools.count(), itertools.count()
         self._keys_to_delete: list[str] = []
         self._depth = 0
 
     @classmethod
     def of(cls, config: Any) -> Ranks:
-        """The processes that the launcher started; ``ddp_timeout`` seconds bound their exchanges."""
+        """The processes that the launcher started, with the bounds ``ddp_timeout`` and ``rank_timeout``, in seconds."""
         if config.world_size == 1:
             warn_of_one_process()
-        return cls(config.process_index, config.world_size, float(config.ddp_timeout))
+        return cls(config.process_index, config.world_size, float(config.ddp_timeout), config.rank_timeout)
 
     @property
     def is_main(self) -> bool:
@@ -167,6 +172,7 @@ class Ranks:
             return
         self._connect()
         self._depth += 1
+        heartbeat = self._heartbeat(next(self._blocks))
         try:
             yield
         except BaseException as error:
@@ -182,6 +188,17 @@ class Ranks:
             raise _from_json(failure) from error
         finally:
             self._depth -= 1
+            if heartbeat is not None:
+                heartbeat.stop()
+
+    def _heartbeat(self, block: int) -> Heartbeat | None:
+        if not self.rank_timeout_s:
+            return None
+
+        def publish(store: Any, message: str) -> None:
+            store.compare_set(FAILURE, "", json.dumps(_to_json(RunError(message), self.rank)))
+
+        return Heartbeat(self._store, self.rank, self.world, self.rank_timeout_s, block=block, publish=publish)
 
     def _publish(self, error: BaseException) -> None:
         """Publish the error and wait up to ``LINGER_S`` for the others to read it."""
