@@ -29,7 +29,10 @@ def child_context() -> Any:
 
 
 def train_in_child(context: Any, folder: Path, failpoint: str = "", **settings: Any) -> int:
-    """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the failpoint."""
+    """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the failpoint.
+
+    ``settings`` may have ``environment``, the name of a function of ``support.training`` that makes it.
+    """
     process = context.Process(target=_train, args=(str(folder), failpoint, settings))
     process.start()
     process.join(120)
@@ -40,12 +43,13 @@ def train_in_child(context: Any, folder: Path, failpoint: str = "", **settings: 
 def _train(folder: str, failpoint: str, settings: dict[str, Any]) -> None:
     import torch
 
-    from support.training import small_trainer
+    from support import training
     from verifiers.runtime import failpoints
     from verifiers_trainer.policy import checkpoint_files
 
     torch.set_num_threads(1)
+    env = getattr(training, settings.pop("environment", "toy_env"))()
     resume = checkpoint_files.newest_valid(Path(folder)) is not None
     with failpoints.armed(failpoint) if failpoint else nullcontext():
-        small_trainer(Path(folder), **settings).train(resume_from_checkpoint=resume)
+        training.small_trainer(Path(folder), env, **settings).train(resume_from_checkpoint=resume)
     sys.stdout.flush()

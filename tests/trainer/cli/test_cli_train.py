@@ -25,12 +25,14 @@ from verifiers.errors import ConfigError
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import tmux
 from verifiers_trainer.cli.display import ProgressLine, duration, edge_rewards, show_logs, two_columns
+from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.run.metrics_files import read_metrics
 from verifiers_trainer.settings import static_fields
-from verifiers_trainer.settings.fields import RLFields
+from verifiers_trainer.settings.fields import RLFields, marker
+from verifiers_trainer.settings.limits import Between, OneOf, Unsupported
 
 ENVIRONMENT = """
 import os, signal
@@ -129,6 +131,10 @@ def test_every_value_out_of_range_is_named_at_once(run):
 MISTAKES = {
     "max_step = 3": "run.toml:16: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
     'max_tokens = "many"': "run.toml:16: max_tokens ",
+    "temperature = -1": "run.toml:16: temperature is -1; it must be a number in [1e-06, 2]",
+    "num_iterations = 0": "run.toml:16: num_iterations is 0; it must be",
+    "updates_per_batch = 99": "run.toml:16: updates_per_batch 99 divides a batch of",
+    "label_smoothing_factor = 0.1": "run.toml:16: label_smoothing_factor is 0.1, which this trainer does not support",
     "[trainr]\ngpus = 1": 'run.toml:16: there is no setting "trainr", did you mean "trainer"?',
 }
 
@@ -157,6 +163,39 @@ def test_the_names_that_are_read_from_source_are_the_settings():
     assert static_fields.names() == {field.name for field in dataclasses.fields(RLFields) if field.init}
     kinds = static_fields.hints()
     assert (kinds["max_steps"], kinds["beta"], kinds["loss"]) == (int, float, Any)
+
+
+def test_the_limits_that_are_read_from_source_are_those_of_the_settings():
+    read = static_fields.limits()
+    for name, limits in read.items():
+        if name in static_fields.names():
+            for limit in limits:
+                assert type(marker(name, type(limit))) is type(limit)
+                assert repr(vars_of(marker(name, type(limit)))) == repr(vars_of(limit)), name
+    unread = {
+        name
+        for name in static_fields.names()
+        if any(marker(name, kind) is not None for kind in (Between, OneOf, Unsupported)) and not read.get(name)
+    }
+    assert unread == {"save_strategy", "eval_strategy", "recipe", "aggregation", "kl_type", "dual_clip"}
+    for name, default in static_fields.defaults().items():
+        assert getattr(RLFields, name) == default, name
+
+
+def vars_of(limit):
+    names = getattr(type(limit), "__slots__", None) or vars(limit)
+    return {name: getattr(limit, name) for name in names}
+
+
+def test_a_batch_that_is_right_with_another_spelling_or_a_recipe_passes_the_first_checks():
+    for words in (
+        ["--trainer.args.batch_size=48", "--trainer.args.micro_batch_size=16", "--trainer.args.max_steps=1"],
+        ["--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
+        ["--trainer.algorithm=rl", "--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
+    ):
+        check_first(["--model=builtin:tiny", "--env.id=reverse-text", *words])
+    with pytest.raises(ConfigError, match="nearest that are: 32 or 48"):
+        check_first(["--model=builtin:tiny", "--env.id=reverse-text", "--trainer.args.batch_size=40"])
 
 
 def test_a_loss_in_a_file_beside_the_toml_is_found(run, monkeypatch):

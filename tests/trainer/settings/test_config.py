@@ -11,7 +11,8 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.settings.config import RLConfig, field_names
 from verifiers_trainer.settings.cross_field_rules import trackers
-from verifiers_trainer.settings.fields import RLFields, Unsupported, marker
+from verifiers_trainer.settings.fields import RLFields, marker
+from verifiers_trainer.settings.limits import Unsupported
 
 
 def problems(**settings):

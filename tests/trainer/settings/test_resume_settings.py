@@ -17,7 +17,8 @@ from verifiers.errors import RunMismatch
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES
 from verifiers_trainer.pipeline.saved_state import load_pipeline
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.fields import Between, Inherited, MayChange, OnceSet, OneOf, marker, problem_of
+from verifiers_trainer.settings.fields import Inherited, marker, problem_of
+from verifiers_trainer.settings.limits import Between, MayChange, OnceSet, OneOf
 
 SAVED = Path(__file__).parents[2] / "data" / "saved_0_2_0"
 STEPS = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 0}

@@ -326,7 +326,9 @@ class _Reader:
             store(self.config, setting.path[depth:], setting.value)
 
     def _field_by_another_name(self, setting: Assignment, name: str) -> None:
-        if self.without_transformers:  # the translation reads defaults
+        if self.without_transformers:  # the translation reads defaults; a field of the project's own needs none
+            if name in dict(compat.DUPLICATES):
+                self.config[name] = setting.value
             return
         from verifiers_trainer.settings.config import RLConfig
 

@@ -46,7 +46,8 @@ from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.cross_field_rules import SELECTING, UNCOMPARED
+from verifiers_trainer.settings.cross_field_rules import SELECTING
+from verifiers_trainer.settings.limits import UNCOMPARED
 
 log = logging.getLogger(__name__)
 

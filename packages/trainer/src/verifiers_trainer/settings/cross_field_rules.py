@@ -20,6 +20,7 @@ from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
+from verifiers_trainer.settings.limits import check_batch
 
 INFERENCE = ("auto", "embedded", "vllm")
 """Values of ``inference`` that are not URLs."""
@@ -39,46 +40,16 @@ CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
 """Settings that change rewards after the environment computed its advantages."""
 WEIGHTED_BY_RATIO = frozenset("cispo distill masked_is importance_sampling".split())
 """Losses for which π/μ is a weight of the token: right for a reshaped μ too."""
-UNCOMPARED = ("none", "environment")
-"""Advantages without a baseline of the trainer's own, for which one rollout is a group."""
 CREDITED = ("mean", "none")
 """Advantages for which credit per turn is defined."""
 
 
-def check_batch(config: Any, world_size: int) -> list[str]:
-    """Check the divisibility of the batch and the group size."""
-    problems = []
-    group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    if not all(isinstance(number, int) for number in (group, batch, per_device)):
-        return []  # reported by check_fields
-    if group < 2 and config.advantage not in UNCOMPARED:
-        problems.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
-    divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
-    not_divisors = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
-    if not_divisors:
-        step = math.lcm(*(d for d in divisors.values() if d > 0))
-        below, above = batch // step * step, (batch // step + 1) * step
-        near = f"{below} or {above}" if below else f"{above}"
-        divisor = " and ".join(not_divisors)
-        problems.append(
-            f"batch_size {batch}{config.batch_is} is not divisible by {divisor}; the nearest that are: {near}"
-        )
-    problems += _check_updates(config)
-    if isinstance(config.max_concurrent, int) and 0 < config.max_concurrent < group:
-        problems.append(
-            f"max_concurrent {config.max_concurrent} is below rollouts_per_example = {group}, but the siblings of an "
-            f"example start together; use at least {group}"
-        )
-    return problems
-
-
-def _check_updates(config: Any) -> list[str]:
-    """Check that a batch has something for each of its updates."""
+def check_mini_batch(config: Any, world_size: int) -> list[str]:
+    """Check ``ppo_mini_batch_size``, which counts examples, against the batch and ``updates_per_batch``."""
     updates, mini_batch = config.updates_per_batch, config.other_spelling("ppo_mini_batch_size")
-    if isinstance(updates, int) and updates > config.batch_size:
-        return [f"updates_per_batch {updates} divides a batch of {config.batch_size} rollouts: use at most that"]
-    if mini_batch is None:
-        return []
+    sizes = (updates, config.batch_size, config.rollouts_per_example)
+    if mini_batch is None or not all(isinstance(size, int) and size > 0 for size in sizes) or updates > sizes[1]:
+        return []  # the others are reported by check_batch and check_fields
     examples = config.batch_size // config.rollouts_per_example
     if not isinstance(mini_batch, int) or mini_batch < 1 or examples % mini_batch:
         return [
@@ -440,6 +411,14 @@ def trackers(report_to: Any) -> list[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(check_batch, check_fields, check_objective, check_anchor, check_components, check_teacher, check_reference),
-    *(check_iterations, check_credit, check_schedules, check_combinations, check_reshaped_sampling, check_inference),
+    *(check_batch, check_mini_batch, check_fields, check_objective, check_anchor, check_components, check_teacher),
+    *(
+        check_reference,
+        check_iterations,
+        check_credit,
+        check_schedules,
+        check_combinations,
+        check_reshaped_sampling,
+        check_inference,
+    ),
 )

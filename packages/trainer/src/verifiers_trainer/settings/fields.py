@@ -21,91 +21,12 @@ from typing import Annotated, Any, TypeVar
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import TrainingArguments  # not from the root, whose types are those of every model
 
-from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 from verifiers_trainer.algorithm.losses import KL_TYPES
+from verifiers_trainer.settings.limits import Between, MayChange, OnceSet, OneOf, SamplingArgument, Unsupported
 from verifiers_trainer.settings.recipes import RECIPES
 
 # --- markers ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A number in [``low``, ``high``]; a whole number where ``low`` is one.
-
-    ``zero=False`` excludes 0. ``none=False`` excludes None where the type allows it for a value that is derived.
-    """
-
-    low: float
-    high: float
-    zero: bool = True
-    none: bool = True
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """Return why ``value`` is not allowed for the setting ``name``; None when it is."""
-        is_whole = isinstance(self.low, int)
-        is_number = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
-        if not is_number or not self.low <= value <= self.high:
-            kind = "a whole number" if is_whole else "a number"
-            return f"{name} is {value!r}; it must be {kind} in [{self.low:g}, {self.high:g}]"
-        if value == 0 and not self.zero:
-            return f"{name} is 0; it must be {self.low:g} or at least 1"
-        return None
-
-
-class OneOf:
-    """One of several strings, or of the members of an enumeration by value."""
-
-    none = True
-
-    def __init__(self, *choices: str | enum.Enum):
-        self.choices = tuple(str(getattr(choice, "value", choice)) for choice in choices)
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """Return why ``value`` is not allowed for the setting ``name``; None when it is."""
-        text = getattr(value, "value", value)
-        if text in self.choices:
-            return None
-        return f"{name} is {text!r}{closest(str(text), self.choices)}; it must be one of {', '.join(self.choices)}"
-
-
-class Unsupported:
-    """A field of transformers that this trainer does not implement: the alternative, and the values that disable it."""
-
-    none = False
-
-    def __init__(self, instead: str, *off: Any):
-        self.instead, self.off = instead, off
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """Return why ``value`` is not allowed for the setting ``name``; None when it disables the field."""
-        if value in self.off:
-            return None
-        return f"{name} is {value!r}, which this trainer does not support: {self.instead}"
-
-
-@dataclass(frozen=True, slots=True)
-class MayChange:
-    """A resumed training may change the setting, or, with ``keys``, only those entries of it."""
-
-    because: str
-    keys: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class OnceSet:
-    """Must match from the time it has a value: a resumed training may set what was None."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingArgument:
-    """A sampling argument that is a setting.
-
-    ``reshapes``: whether it makes the sampled distribution differ from the trained one.
-    """
-
-    reshapes: bool
-
 
 RUN_LENGTH = MayChange("how long the run is")
 LOGGING = MayChange("what is logged")
@@ -464,6 +385,9 @@ class RLFields(TrainingArguments):
     """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
+    rank_timeout: Annotated[float, Between(0.0, 1e9), TIMEOUTS] = 60.0
+    """Seconds without a sign of life of a process of several after which the others end, also inside a collective;
+    0 = only ``ddp_timeout`` bounds the wait."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
     """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their tokens count in the
     denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO."""
@@ -542,7 +466,8 @@ class RLFields(TrainingArguments):
     tool_call_parser: Annotated[str, OneOf("auto", "hermes", "llama3_json", "none")] = "auto"
     """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json, or none."""
     embedded_threads: Annotated[int | None, Between(1, 10**4), SPEED] = None
-    """Threads of torch's CPU kernels, for the whole process."""
+    """Threads of torch's CPU kernels, for the whole process while the engine runs; None = one for a model of at most
+    2 million parameters, unless OMP_NUM_THREADS is set, and torch's own number for a larger one."""
 
     # --- evaluation ---------------------------------------------------------------------------------------------
     eval_num_examples: Annotated[int, Between(-1, 10**9, zero=False), EVALUATION] = 64

@@ -16,7 +16,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
-from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
+from verifiers_trainer.settings.limits import UNCOMPARED
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 CHOICES: dict[str, tuple[str, ...]] = {
