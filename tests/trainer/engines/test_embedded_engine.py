@@ -23,11 +23,11 @@ from support.embedded import (
     serving,
     small_model,
 )
+from support.threads import no_new_thread
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines.embedded import model_inputs
-from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine, share_parameters, shares_parameters
 from verifiers_trainer.engines.embedded.gate import StepGate
-from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
@@ -275,20 +275,19 @@ def test_prompt_learning_adapters_are_refused():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_construction_starts_nothing_and_stop_leaves_nothing(mode):
-    before = set(threading.enumerate())
-    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=128, concurrency=4)
-    assert set(threading.enumerate()) == before
-    with pytest.raises(EndpointUnreachable, match="start"):
-        _ = engine.base_url
-    with engine.pause():
+    with no_new_thread():
+        engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=128, concurrency=4)
+    with no_new_thread():
+        with pytest.raises(EndpointUnreachable, match="start"):
+            _ = engine.base_url
+        with engine.pause():
+            assert not engine.health()
+        engine.start(30)
+        assert isinstance(engine, Engine)
+        assert engine.health()
+        engine.stop()
+        engine.stop()
         assert not engine.health()
-    engine.start(30)
-    assert isinstance(engine, Engine)
-    assert engine.health()
-    engine.stop()
-    engine.stop()
-    assert not engine.health()
-    assert set(threading.enumerate()) == before
 
 
 async def test_a_stopped_engine_can_be_started_again():
@@ -300,12 +299,11 @@ async def test_a_stopped_engine_can_be_started_again():
 
 
 def test_a_forgotten_engine_stops_when_it_is_collected():
-    before = set(threading.enumerate())
-    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4)
-    engine.start(30)
-    del engine
-    gc.collect()
-    assert set(threading.enumerate()) == before
+    with no_new_thread():
+        engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4)
+        engine.start(30)
+        del engine
+        gc.collect()
 
 
 @pytest.mark.parametrize(("mode", "paused"), [*((mode, False) for mode in MODES), ("padded", True)])
@@ -469,3 +467,36 @@ async def test_smollm2_samples_its_own_distribution():
     difference = sampled_logprobs(responses[0]) - forward_logprobs(model, responses[0], 0.7)
     assert difference.abs().mean() < 1e-4
     assert "Paris" in responses[1]["choices"][0]["message"]["content"]
+
+
+# --- threads of the process ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads_while_serving(**options) -> int:
+    with serving(small_model(), **options):
+        return torch.get_num_threads()
+
+
+def test_a_small_model_runs_on_one_thread_until_the_engine_stops(three_threads):
+    assert threads_while_serving() == 1
+    assert torch.get_num_threads() == 3
+
+
+def test_a_large_model_keeps_the_threads_of_the_process(three_threads, monkeypatch):
+    monkeypatch.setattr("verifiers_trainer.engines.embedded.engine.SMALL_PARAMETERS", 0)
+    assert threads_while_serving() == 3
+
+
+def test_the_users_number_of_threads_wins_over_the_default(three_threads, monkeypatch):
+    assert threads_while_serving(threads=2) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_while_serving() == 3

@@ -1,14 +1,15 @@
 """Inference inside the training process, on the trainer's parameters, behind an HTTP endpoint.
 
-The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded``)
-and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside ``pause``; nothing is
-copied, requests in flight survive, and every token is labelled with the policy version that sampled it. Not for sharded
-training (FSDP, ZeRO), where one process holds parts of the parameters.
+The engine holds a second module over the same parameters (``share_parameters``), a generation loop in a thread
+(``padded``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside ``pause``;
+nothing is copied, requests in flight survive, and every token is labelled with the policy version that sampled it. Not
+for sharded training (FSDP, ZeRO), where one process holds parts of the parameters.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ import torch
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
-from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
@@ -28,6 +28,8 @@ from verifiers_trainer.engines.requests import Generator
 
 Mode = Literal["auto", "continuous", "padded", "deterministic"]
 
+SMALL_PARAMETERS = 2_000_000
+"""Largest model, in parameters, that runs on one thread of a CPU where nothing says otherwise."""
 _CPU_KV_BYTES = 2 * 2**30
 _ACCELERATOR_KV_SHARE = 0.3
 _CPU_PREFILL_TOKENS = 1024
@@ -59,7 +61,9 @@ class EmbeddedEngine:
     concurrency: most requests that decode together; more of them wait.
     max_batch_tokens: most tokens of the prompts of one prefill.
     kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
-    threads: torch's threads for this process, set at ``start``; None leaves them.
+    threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of at most
+        ``SMALL_PARAMETERS`` on a CPU, whose kernels are shorter than what starting a second thread costs, unless
+        OMP_NUM_THREADS is set; otherwise as they are.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
     tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
         (text, calls), or "none" or None: calls stay text.
@@ -166,8 +170,6 @@ class EmbeddedEngine:
         """
         if self._endpoint is not None:
             return
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         replica = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
         generator = self._build_generator(replica, tokenizer)
@@ -176,10 +178,11 @@ class EmbeddedEngine:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)
         except BaseException:  # an interrupt too: threads and port are released; raised again
-            _shut_down(generator, endpoint)
+            _shut_down(generator, endpoint, torch.get_num_threads())
             raise
         self._replica, self._generator, self._endpoint = replica, generator, endpoint
-        self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint)
+        self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint, torch.get_num_threads())
+        torch.set_num_threads(self._threads or _default_threads(self._model))
 
     def stop(self) -> None:
         """Stop both threads; requests in flight receive an error. Idempotent; may be restarted."""
@@ -250,9 +253,18 @@ class EmbeddedEngine:
         )
 
 
-def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
+def _shut_down(generator: Generator, endpoint: Endpoint, threads: int) -> None:
     generator.stop()
     endpoint.stop()
+    torch.set_num_threads(threads)
+
+
+def _default_threads(model: Any) -> int:
+    """Threads of torch's CPU kernels for ``model``; those of the process where it is large, or the user chose them."""
+    if model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
+    return 1 if is_small else torch.get_num_threads()
 
 
 def _default_kv_bytes(device: torch.device) -> int:
@@ -274,3 +286,33 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None))
+
+
+def share_parameters(model: torch.nn.Module) -> Any:
+    """A copy of ``model`` whose parameters *are* those of ``model``; an in-place update affects both.
+
+    Everything else is separate: configuration, mode (evaluation), hooks, buffers, and the class's ``forward`` even
+    when the original's instance overrides it. Gradient checkpointing is off. For a PEFT model the wrapped transformers
+    model is returned, including its adapter layers.
+
+    Raises ConfigError for prompt-learning adapters, which are not layers.
+    """
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    replica: Any = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    replica.__dict__.pop("forward", None)
+    if hasattr(replica, "get_base_model"):
+        if getattr(replica.active_peft_config, "is_prompt_learning", False):
+            raise ConfigError("the embedded engine cannot serve prompt-learning adapters; use LoRA or a vLLM server")
+        replica = replica.get_base_model()
+        replica.__dict__.pop("forward", None)
+    if getattr(replica, "is_activation_checkpointing", False):
+        replica.activation_checkpointing_disable()
+    replica.config.use_cache = True
+    return replica.eval()
+
+
+def shares_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether every parameter of ``one`` is also one of ``other``'s; False once a Parameter was replaced."""
+    parameter_ids = {id(parameter) for parameter in other.parameters()}
+    return all(id(parameter) in parameter_ids for parameter in one.parameters())

@@ -31,9 +31,8 @@ from verifiers_trainer.engines.embedded.gate import GateClosed, StepGate
 from verifiers_trainer.engines.embedded.inbox import Inbox
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
 from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, Interrupted
-from verifiers_trainer.engines.embedded.prompt_logprobs import score_prompt
 from verifiers_trainer.engines.embedded.transcript import Decode
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, PromptLogprobs
+from verifiers_trainer.engines.requests import Alternatives, Generation, GenerationRequest, OnFinished, PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +40,8 @@ STOPPED = "the engine was stopped"
 _MAX_INTERRUPTIONS = 3
 _PASSES_TO_JOIN = 4
 _SHORTEST_PREFIX = 16
+_PROMPT_TOKENS_SCORED = 256
+"""Tokens of a prompt whose log-probs are computed at once, which bounds the memory of the logits."""
 _Computed = TypeVar("_Computed")
 
 
@@ -292,3 +293,29 @@ def _shared_prefix(prompts: list[np.ndarray]) -> int:
     differs_T = np.any([ids[:shortest] != prompts[0][:shortest] for ids in prompts[1:]], axis=0)
     shared = int(differs_T.argmax()) if differs_T.any() else shortest
     return shared if shared >= _SHORTEST_PREFIX else 0
+
+
+def score_prompt(forward: ForwardPass, request: GenerationRequest, device: torch.device) -> PromptLogprobs | None:
+    """Log-probs of prompt tokens given the tokens before them, in separate passes; None when ``request`` wants none.
+
+    Raw, as in vLLM: temperature 1, no filters.
+    """
+    count = request.params.prompt_logprobs
+    if count is None:
+        return None
+    ids_P = torch.from_numpy(request.prompt_ids.astype(np.int64)).to(device)
+    cache = BatchCache()
+    pieces = []
+    for begin in range(0, len(ids_P) - 1, _PROMPT_TOKENS_SCORED):
+        inputs_T = ids_P[begin : min(begin + _PROMPT_TOKENS_SCORED, len(ids_P) - 1)]
+        targets_T1 = ids_P[begin + 1 : begin + 1 + len(inputs_T)].unsqueeze(1)
+        logp_TV = torch.log_softmax(forward.every_position(inputs_T.unsqueeze(0), cache)[0].float(), dim=-1)
+        logp_T1 = logp_TV.gather(1, targets_T1)
+        ranks_T = 1 + (logp_TV > logp_T1).sum(dim=1)
+        top_logprobs, top_ids = logp_TV.topk(min(count, logp_TV.shape[1]), dim=-1)
+        pieces.append([part.cpu().numpy() for part in (logp_T1.squeeze(1), ranks_T, top_ids, top_logprobs)])
+    if not pieces:
+        return PromptLogprobs(np.empty(0, np.float32), np.empty(0, np.int32), [])
+    logprobs, ranks, top_ids_PK, top_logprobs_PK = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    best = [Alternatives(*pair) for pair in zip(top_ids_PK.astype(np.int32), top_logprobs_PK, strict=True)]
+    return PromptLogprobs(logprobs, ranks.astype(np.int32), best if count else [])
