@@ -47,6 +47,24 @@ def test_the_time_left_falls_while_nothing_finishes_and_tokens_of_running_rollou
     assert status_line(progress, 500.0).endswith("0 s left")
 
 
+def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_run_at_its_end(progress, monkeypatch):
+    """Negative control: the mean of the whole run, which the line had before, hides that the server has stopped."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    progress.output_tokens = 0
+    display = PlainDisplay(stream)
+    display.begin("toy · m", progress, {})
+    for second in range(100, 181):
+        now = float(second)
+        if second <= 120:
+            progress.output_tokens += 100  # 100 a second for 20 s, then nothing
+        display.tick()
+    rates = [line.split(" tokens/s")[0].split(" · ")[-1] for line in stream.getvalue().splitlines() if " done" in line]
+    assert rates == ["110", "105", "70", "33", "0", "0", "0", "0"]
+    assert "26 tokens/s" in status_line(progress, now)
+
+
 def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
     assert waiting_lines(progress, 129.0) == []
     assert waiting_lines(progress, 131.0) == [

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import traceback
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import single_turn
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
+from verifiers.clients.reply import decode, to_response
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -108,6 +110,33 @@ async def test_tokens_come_back_exactly_as_sampled():
     assert tokens.prompt_ids.tolist() == [259, 104, 105, 257, 260]
     assert tokens.completion_logprobs.tolist() == [-0.25, -0.375, -0.75]
     assert tokens.version == 7
+
+
+async def test_the_texts_of_tokens_are_held_once_and_their_logprobs_in_eight_bytes():
+    """Negative control: the decoded body itself takes more than twice the bound."""
+
+    def body(n: int) -> bytes:
+        content = [{"token": f" word{(n * 7 + i) % 300}", "logprob": -0.001 * i - 0.12345} for i in range(256)]
+        return json.dumps({"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}).encode()
+
+    def growth_per_response(keep) -> float:
+        bodies = [body(n) for n in range(60)]
+        held = [keep(body) for body in bodies[:10]]
+        tracemalloc.start()
+        held += [keep(body) for body in bodies[10:]]
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size / (len(held) - 10)
+
+    def response(body: bytes) -> Response:
+        return to_response(decode(body, "here"), ModelRequest([], "m", {}), "here")
+
+    bound = 256 * 20 + 4000  # a reference and eight bytes per token, and the response
+    assert growth_per_response(response) < bound
+    assert growth_per_response(lambda body: decode(body, "here")) > 2 * bound
+    sampled = response(body(0)).token_logprobs
+    assert sampled["texts"][:2] == [" word0", " word1"]
+    assert list(sampled["logprobs"][:2]) == [-0.12345, -0.12445]
 
 
 async def test_tokens_are_read_from_every_place_where_servers_put_them():

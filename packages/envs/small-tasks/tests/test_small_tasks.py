@@ -121,3 +121,12 @@ def test_the_solved_examples_stand_before_the_question(num_shots):
 def test_wrong_arguments_are_named(arguments, named):
     with pytest.raises(vf.ConfigError, match=re.escape(named)):
         load_environment(**arguments)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_capitals_are_half_known_ones_in_an_order_of_the_seed(seed):
+    rows = [example.row for example in load_environment(seed=seed).eval_table]
+    first = [row["answer"] for row in rows[:8]]
+    assert set(first) == TASKS["capitals"].first
+    assert len({row["answer"] for row in rows}) == 29
+    assert first != [example.row["answer"] for example in load_environment(seed=seed + 1).eval_table][:8]

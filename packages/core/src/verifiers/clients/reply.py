@@ -10,6 +10,8 @@ HTTP is in ``http`` and retries are in ``retry``.
 from __future__ import annotations
 
 import json
+import sys
+from array import array
 from typing import Any
 
 import msgspec
@@ -175,7 +177,10 @@ def _count(details: object, name: str) -> int:
 
 
 def _by_text(logprobs: Logprobs | None) -> dict[str, Any] | None:
-    """The sampled tokens by their texts; None where the server gave none, or names them by their ids."""
+    """The sampled tokens by their texts; None where the server gave none, or names them by their ids.
+
+    A rollout holds them for as long as its results are held: equal texts are one object, and numbers take 8 bytes.
+    """
     if logprobs is None:
         return None
     if logprobs.content is not None:
@@ -184,7 +189,9 @@ def _by_text(logprobs: Logprobs | None) -> dict[str, Any] | None:
         texts, values = logprobs.tokens or [], logprobs.token_logprobs or []
     are_texts = all(isinstance(text, str) and not text.startswith("token_id:") for text in texts)
     are_numbers = all(isinstance(value, int | float) for value in values)
-    return {"texts": texts, "logprobs": values} if are_texts and are_numbers and 0 < len(texts) == len(values) else None
+    if not (are_texts and are_numbers and 0 < len(texts) == len(values)):
+        return None
+    return {"texts": [sys.intern(text) for text in texts], "logprobs": array("d", values)}
 
 
 def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:

@@ -65,6 +65,7 @@ def _split(
     shown = {question for question, _ in task.shots}
     pairs = [pair for pair in task.pairs() if pair[0] not in shown]
     random.Random(f"{name} {seed}").shuffle(pairs)
+    pairs.sort(key=lambda pair: pair[1] not in task.first)
     cut = min(num_held_out, len(pairs) // 2)
     system = [{"role": "system", "content": task.instruction}] if task.instruction else []
     shots = [

@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
@@ -28,6 +29,8 @@ from verifiers.runtime.redaction import redacted_text
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display shows what the oldest ones wait for."""
 LINE_EVERY_S = 10.0
+RATE_WINDOW_S = 30.0
+"""Seconds over which the display of a running evaluation averages tokens per second."""
 BAR_CHARS = 24
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NUM_OLDEST = 3
@@ -36,8 +39,31 @@ NUM_NEIGHBOURS = 4
 """Runs before and after the current one that have a line in the block."""
 
 
-def status_line(progress: Progress, now: float) -> str:
-    """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic clock."""
+class TokenRate:
+    """Tokens per second in the last ``RATE_WINDOW_S``, or since the start of a younger run.
+
+    The number falls when a server slows down, where the mean of the whole run hides it.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._counts = deque([(started, 0)])
+        """(monotonic seconds, tokens sampled until then), oldest first."""
+
+    def update(self, tokens: int, now: float) -> float:
+        """The rate at ``now``, where ``tokens`` have been sampled since the start."""
+        self._counts.append((now, tokens))
+        while self._counts[1][0] <= now - RATE_WINDOW_S:
+            self._counts.popleft()
+        before, count = self._counts[0]
+        # a failed rollout takes the tokens of its running turns out of the count
+        return max(tokens - count, 0) / max(now - before, 1e-9)
+
+
+def status_line(progress: Progress, now: float, tokens_per_s: float | None = None) -> str:
+    """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic clock.
+
+    The throughput is ``tokens_per_s``, or the mean since the start.
+    """
     elapsed = max(now - progress.started, 1e-9)
     fresh = progress.done - progress.resumed
     parts = [f"{progress.done}/{progress.total} done"]
@@ -48,8 +74,8 @@ def status_line(progress: Progress, now: float) -> str:
     if errors := progress.errors.total():
         most, count = progress.errors.most_common(1)[0]
         parts.append(f"{errors} {'error' if errors == 1 else 'errors'} ({count} × {most})")
-    if tokens := progress.output_tokens + _running_tokens(progress):
-        parts.append(f"{tokens / elapsed:,.0f} tokens/s")
+    if tokens := sampled_tokens(progress):
+        parts.append(f"{tokens / elapsed if tokens_per_s is None else tokens_per_s:,.0f} tokens/s")
     if fresh and progress.done < progress.total:
         # from the newest finished rollout, so that the estimate falls while nothing finishes
         per_rollout = max(progress.last_done - progress.started, 1e-9) / fresh
@@ -60,10 +86,11 @@ def status_line(progress: Progress, now: float) -> str:
     return " · ".join(parts)
 
 
-def _running_tokens(progress: Progress) -> int:
-    """Tokens sampled so far by rollouts that have not finished."""
+def sampled_tokens(progress: Progress) -> int:
+    """Tokens sampled by this start: of finished rollouts, and of the finished turns of running ones."""
     states = [state for _, state in progress.running.values() if state is not None]
-    return sum(state["usage"].get("output_tokens", 0) for state in states)
+    running: int = sum(state["usage"].get("output_tokens", 0) for state in states)
+    return progress.output_tokens + running
 
 
 def waiting_lines(progress: Progress, now: float) -> list[str]:
@@ -100,6 +127,11 @@ class Display:
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         """Start a run; ``facts`` go into its JSON event."""
         self.label, self.progress = label, progress
+        self._rate = TokenRate(progress.started)
+
+    def _status(self, progress: Progress, now: float) -> str:
+        """The status line of a running evaluation."""
+        return status_line(progress, now, self._rate.update(sampled_tokens(progress), now))
 
     def tick(self) -> None:
         """Called every ``tick_s``."""
@@ -137,7 +169,7 @@ class PlainDisplay(Display):
         if self.progress is None or now < self._next:
             return
         self._next = now + LINE_EVERY_S
-        print(f"{self.label}: {status_line(self.progress, now)}", file=self.stream, flush=True)
+        print(f"{self.label}: {self._status(self.progress, now)}", file=self.stream, flush=True)
         if waiting := waiting_lines(self.progress, now):
             text = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
             print(f"{self.label}: {text}", file=self.stream, flush=True)
@@ -200,7 +232,7 @@ class BarDisplay(Display):
         full = round(share * BAR_CHARS)
         block = Text(f"{self.label}  ", style="bold", no_wrap=False)
         block.append("━" * full, style="green").append("─" * (BAR_CHARS - full), style="bright_black")
-        block.append(f"  {status_line(progress, now)}", style="not bold")
+        block.append(f"  {self._status(progress, now)}", style="not bold")
         for line in waiting_lines(progress, now):
             block.append(f"\n{line}", style="not bold yellow")
         return Group(*self._before(), block, *self._after())
