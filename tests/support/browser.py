@@ -15,6 +15,8 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900"
 ).split()
+PHONE_WIDTH = 390
+"""Pixels, as CSS counts them."""
 PAUSE_S = 20.0
 """How long a test waits for the page at most."""
 
@@ -120,3 +122,14 @@ def pages(profile: Path) -> Iterator[Page]:
         yield Page(driver, pictures)
     finally:
         driver.quit()
+
+
+def too_wide(page: Page) -> list[str]:
+    """Elements that reach over the edge of the screen and do not lie in one that scrolls."""
+    return page.js("""
+        const scrolls = (e) => e && (["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(e).overflowX)
+            || scrolls(e.parentElement));
+        return [...document.querySelectorAll("body *")]
+            .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e.parentElement))
+            .map((e) => `${e.tagName}.${e.getAttribute("class")} ${Math.round(e.getBoundingClientRect().right)}`);
+    """)

@@ -40,6 +40,32 @@ def toy_env(reward: Any = digits, count: int = 40, **options: Any) -> vf.SingleT
     )
 
 
+class Pair(vf.MultiAgentEnv):
+    """Two roles, each shown its own letter."""
+
+    def observe(self, state: vf.State, role: str) -> str:
+        return {"left": "l", "right": "r"}[role] * 3
+
+
+def left(state: vf.State) -> float:
+    return float(len(state["views"]["left"][-1].content or "") % 3)
+
+
+def right(state: vf.State) -> float:
+    return float(len(state["views"]["right"][-1].content or "") % 2)
+
+
+def pair(**options: Any) -> vf.MultiAgentEnv:
+    """Two roles of the model; the rewards depend on the lengths of their replies."""
+    return Pair(
+        ("left", "right"),
+        dataset=[{"question": f"q{n}"} for n in range(8)],
+        max_turns=2,
+        rubric=vf.Rubric([left, right], weights=[1.0, 0.0]),
+        **options,
+    )
+
+
 def small_policy(seed: int = 0) -> Any:
     """One layer of 32, about 10,000 parameters: a step takes milliseconds."""
     return build_tiny_model(seed=seed, layers=1, hidden=32, heads=2)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import verifiers as vf
 from support.pipeline import pipeline_config
-from support.training import small_policy, small_trainer
+from support.training import pair, small_policy, small_trainer
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, rollout_stats
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
@@ -133,28 +132,6 @@ def test_a_checkpoint_keeps_roles_and_their_rewards(tmp_path):
 
 
 # --- a training step --------------------------------------------------------------------------------------------
-
-
-class Pair(vf.MultiAgentEnv):
-    """Two roles, each shown its own letter."""
-
-    def observe(self, state, role):
-        return {"left": "l", "right": "r"}[role] * 3
-
-
-def left(state):
-    return float(len(state["views"]["left"][-1].content or "") % 3)
-
-
-def right(state):
-    return float(len(state["views"]["right"][-1].content or "") % 2)
-
-
-def pair(**options):
-    rows = [{"question": f"q{n}"} for n in range(8)]
-    return Pair(
-        ("left", "right"), dataset=rows, max_turns=2, rubric=vf.Rubric([left, right], weights=[1.0, 0.0]), **options
-    )
 
 
 def gradient_of(tmp_path, name, env):

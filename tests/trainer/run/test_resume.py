@@ -101,6 +101,34 @@ def test_killed_at_every_failpoint_and_resumed_is_the_same_run(tmp_path, childre
     killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest)
 
 
+ROLES = {
+    "environment": "pair",
+    "zero_variance": "keep",
+    "beta": 0.5,
+    "kl_type": "k2",
+    "sync_ref_model": True,
+    "ref_model_sync_steps": 3,
+    "lr_scheduler_type": "linear",
+    "max_off_policy_steps": 1,
+}
+"""Self-play as the docs do it: two roles of one model, and a reference that follows."""
+
+
+def test_a_training_of_two_roles_that_is_killed_and_resumed_is_the_same_run(tmp_path, children):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train_in_child(children, whole, **RUN | ROLES) == 0
+    rows = metrics_of(whole)
+    assert all({"reward/left", "reward/right"} <= row.keys() for row in rows if "loss" in row)
+
+    assert train_in_child(children, killed, "checkpoint.before_rename:2", **RUN | ROLES) == -9
+    assert train_in_child(children, killed, **RUN | ROLES) == 0
+
+    assert_same_run(whole, killed)
+    reference = "reference.safetensors"  # moved at the third step, after the checkpoint that the run goes on from
+    assert files_hash(whole / "checkpoint-6", reference) == files_hash(killed / "checkpoint-6", reference)
+    assert files_hash(whole / "checkpoint-6", reference) != files_hash(whole / "checkpoint-2", reference)
+
+
 def test_without_determinism_a_resumed_run_trains_what_was_pending_and_counts_on(tmp_path):
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "max_off_policy_steps": 1}
     run(small_trainer(tmp_path, **settings))

@@ -139,6 +139,25 @@ def test_a_policy_client_plays_its_policy():
     assert moves.count("b") / len(moves) == pytest.approx(0.75, abs=0.07)
 
 
+@pytest.mark.parametrize("opponent", ["policy", "equilibrium"])
+def test_workers_play_the_hands_that_this_process_would_have_played(opponent):
+    """Both seats are the caller's model, or one has a client of its own, which each worker makes for itself."""
+
+    def rows(**options):
+        env = vf.load_environment("kuhn-poker", opponent=opponent, num_eval_examples=6)
+        model = PolicyClient({node: (0.4, 0.6) for node in rules.NODES})
+        results = env.evaluate(model, "m", num_examples=6, rollouts_per_example=4, **{"seed": 3} | options)
+        return [
+            (row.example_id, row.prompt, row.completion, row.reward, row.metrics, row.stop_condition)
+            for row in results.outputs
+        ]
+
+    here = rows()
+    assert rows(num_workers=2) == here
+    assert len({str(completion) for _, _, completion, *_ in here}) > 4
+    assert rows(seed=4) != here  # negative control: the hands depend on the seed
+
+
 def test_an_audit_of_a_game_reaches_its_end():
     """Every change of the question earns something in both seats, which leaves the search nothing to change."""
     assert not vf.audit_environment(load_environment()).ok
