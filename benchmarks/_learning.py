@@ -5,6 +5,7 @@
     python _learning.py recipe '{..., "batches": 100, "settings": {...}}'    held-out answers before and after training
     python _learning.py sample '{..., "teacher": FOLDER}'   answers of a trained model to the training examples
     python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
+    python _learning.py answers '{..., "model": FOLDER}'    held-out answers of a saved model
 
 Both trainers start from ``folder``/model, run the same environment through our embedded engine with one thread, and
 print one JSON line: for each step the mean reward of the rollouts that were sampled for it, the tokens sampled and
@@ -38,6 +39,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "settings": {"batch_size": 128, "siblings": 8, "max_tokens": 8, "max_seq_len": 48, "learning_rate": 3e-4},
         "warm_up": {"target": 0.3, "max_steps": 600, "rows_per_step": 64, "learning_rate": 1e-3},
     },
+    "two-words": {
+        "arguments": {"unit": "word", "min_chars": 3, "max_chars": 4, "num_train_examples": 1000},
+        "settings": {"batch_size": 128, "siblings": 8, "max_tokens": 10, "max_seq_len": 64, "learning_rate": 3e-4},
+        "warm_up": {"target": 0.55, "max_steps": 300, "rows_per_step": 64, "learning_rate": 7e-4},
+    },
     "alphabet-sort": {
         "arguments": {
             "min_turns": 1, "max_turns": 1, "min_names_per_turn": 2, "max_names_per_turn": 2, "similarity_power": 4,
@@ -46,7 +52,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "warm_up": {"target": 0.1, "max_steps": 250, "rows_per_step": 16, "learning_rate": 1e-3},
     },
 }  # fmt: skip
-"""Environments and the settings of both trainers. "digits" needs no warm-up: an untrained model samples some."""
+"""Environments and the settings of both trainers. "digits" needs no warm-up: an untrained model samples some; the
+warm-up of "two-words", a task of two turns, has seen the first turn alone."""
 
 
 class Curve(TrainerCallback):
@@ -73,7 +80,44 @@ def environment(job: dict[str, Any]) -> Any:
     if job["task"] == "digits":
         rows = [{"question": f"Say {number}."} for number in range(64)]
         return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[digits]))
+    if job["task"] == "two-words":
+        return two_words(vf.load_environment("reverse-text", **TASKS["two-words"]["arguments"]))
     return vf.load_environment(job["task"], **TASKS[job["task"]]["arguments"])
+
+
+def two_words(one_word: Any) -> Any:
+    """Reverse a word, then, when that is answered, another one; the reward is the mean of both similarities."""
+    import verifiers as vf
+    from vf_reverse_text.scoring import sequence_ratio
+
+    class TwoWords(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+            return [{"role": "user", "content": state["info"]["second"]}]
+
+    def ratios(completion: Any, answer: str, info: Any) -> list[float]:
+        replies = [message for message in completion if message["role"] == "assistant"]
+        replies += [{"content": ""}] * (2 - len(replies))
+        answers = (answer, info["second"][::-1])
+        parsed = (one_word.parser.parse_answer([reply]) or "" for reply in replies)
+        return [sequence_ratio(text, right) for text, right in zip(parsed, answers, strict=True)]
+
+    def similarity(completion: Any, answer: str, info: Any, **_: Any) -> float:
+        return sum(ratios(completion, answer, info)) / 2
+
+    def both_right(completion: Any, answer: str, info: Any, **_: Any) -> float:
+        return float(ratios(completion, answer, info) == [1.0, 1.0])
+
+    def rows(table: Any) -> list[dict[str, Any]]:
+        words = [example.row for example in table]
+        return [
+            {"prompt": first["prompt"], "answer": first["answer"], "info": {"second": second["question"]}}
+            for first, second in zip(words, [*words[1:], words[0]], strict=True)
+        ]
+
+    return TwoWords(
+        dataset=rows(one_word.train_table), eval_dataset=rows(one_word.eval_table), parser=one_word.parser,
+        rubric=vf.Rubric([similarity, both_right], weights=[1.0, 0.0]), max_turns=2,
+    )  # fmt: skip
 
 
 def config_of(job: dict[str, Any], run: Path, **others: Any) -> Any:
@@ -133,6 +177,8 @@ def answer_environment(task: str, env: Any) -> Any:
     """An environment of rows with answers, and a parser of their format, for the warm-up."""
     import verifiers as vf
 
+    if task == "two-words":
+        return vf.load_environment("reverse-text", **TASKS[task]["arguments"])
     if task != "alphabet-sort":
         return env
     tag = "alphabetical_sorted"
@@ -178,7 +224,9 @@ def sample(job: dict[str, Any], run: Path) -> dict[str, Any]:
     return {"folder": str(folder), "cpu_s": time.process_time() - started}
 
 
-EXACT = {"reverse-text": "exact_match", "curriculum-sums": "correct_answer", "digits": "digits"}
+EXACT = {
+    "reverse-text": "exact_match", "curriculum-sums": "correct_answer", "two-words": "both_right", "digits": "digits",
+}  # fmt: skip
 """The metric that is 1 for a right answer and less for any other."""
 SIBLINGS = 8
 """Answers to each held-out example, for pass@8."""
@@ -221,6 +269,16 @@ def recipe(job: dict[str, Any], run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def answers(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Held-out answers of the model in the folder ``model``."""
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
+    from verifiers_trainer.trainer import RLTrainer
+
+    model, tokenizer = get_model_and_tokenizer(job["model"])
+    with RLTrainer(model, environment(job), config_of(job, run), tokenizer) as trainer:
+        return held_out(trainer, job["task"])
+
+
 def held_out(trainer: Any, task: str) -> dict[str, float]:
     """Mean reward, share of right answers with its standard error, pass@8, and nats per token, all sampled."""
     from verifiers.results.statistics import clustered_stderr
@@ -257,7 +315,7 @@ def changes_of(result: dict[str, Any]) -> list[str]:
 
 
 def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``GRPOTrainer`` with its defaults; its rollouts come from our environment through our bridge."""
+    """``GRPOTrainer`` with its defaults but for ``settings``; rollouts of our environment, through our bridge."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
@@ -279,11 +337,14 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
         rewards.append(sum(known) / len(known))
         return reward_from_rollout(vf_reward=vf_reward, **columns)
 
+    settings = {
+        "max_steps": job["steps"], "per_device_train_batch_size": sizes["batch_size"],
+        "learning_rate": sizes["learning_rate"], "lr_scheduler_type": "constant",
+    } | job.get("settings", {})  # fmt: skip
     config = GRPOConfig(
-        output_dir=str(run), max_steps=job["steps"], per_device_train_batch_size=sizes["batch_size"],
-        gradient_accumulation_steps=1, num_generations=sizes["siblings"], max_completion_length=sizes["max_tokens"],
-        learning_rate=sizes["learning_rate"], lr_scheduler_type="constant", seed=job["seed"], use_cpu=True, bf16=False,
-        gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True,
+        output_dir=str(run), gradient_accumulation_steps=1, num_generations=sizes["siblings"],
+        max_completion_length=sizes["max_tokens"], seed=job["seed"], use_cpu=True, bf16=False,
+        gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True, **settings,
     )  # fmt: skip
     curve = Curve()
     trainer = GRPOTrainer(
@@ -293,6 +354,8 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
     )  # fmt: skip
     trainer.train()
     rollout_func.close()
+    if "save" in job:
+        trainer.save_model(job["save"])
     return {"reward": rewards, "sampled": tokens, "trained": tokens, "seconds": curve.seconds}
 
 
@@ -302,9 +365,9 @@ def main() -> None:
     trainer, job = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        result = {"warm": warm, "ours": ours, "recipe": recipe, "sample": sample, "trl": trl}[trainer](
-            job, Path(folder)
-        )
+        result = {"warm": warm, "ours": ours, "recipe": recipe, "sample": sample, "trl": trl, "answers": answers}[
+            trainer
+        ](job, Path(folder))
     print(json.dumps(result))
 
 

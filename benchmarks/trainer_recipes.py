@@ -1,4 +1,4 @@
-"""Held-out answers after each recipe, at equal sampled batches, from the same warm model.
+"""Held-out answers after each recipe, ours and TRL's, at equal sampled batches, from the same warm model.
 
     python benchmarks/trainer_recipes.py [--tasks reverse-text curriculum-sums] [--recipes NAME ...] [--seeds 2]
                                          [--batches 100] [--keep FOLDER] [--quick] [--store]
@@ -10,7 +10,11 @@ example eight times before and after training: mean reward, share of right answe
 pass@8, and the nats per token, which estimate the entropy of the policy. A recipe that narrows the model has a falling
 pass@8.
 
-``--settings '{"learning_rate": 1.5e-4}'`` changes settings of all of them; ``--pairs`` is not used.
+Names that begin with ``trl`` are settings of TRL 1.16.0's ``GRPOTrainer`` (``TRL_SETTINGS``), which it installs: its
+rollouts come from the same environment and engine through our bridge, and it has the same batches, schedule and
+optimizer. Its answers are sampled by the same code.
+
+``--settings '{"learning_rate": 1.5e-4}'`` changes settings of all recipes of ours; ``--pairs`` is not used.
 """
 
 from __future__ import annotations
@@ -25,26 +29,55 @@ from typing import Any
 
 from _learning import EXACT, changes_of
 from _measure import Report, options, parse, print_table, versions
+from _peers import TRL, interpreter
+from peers import CACHE
 from trainer_learning import result_of, start
 
 from verifiers_trainer.settings.recipes import RECIPES
 
 QUICK = ("policy_gradient", "best_of_group")
+_FOUR = {"per_device_train_batch_size": 32, "steps_per_generation": 4}
+TRL_SETTINGS: dict[str, dict[str, Any]] = {
+    "trl": {},
+    "trl_4_updates": _FOUR,
+    "trl_4_updates_half_rate": _FOUR | {"learning_rate": 1.5e-4},
+    "trl_4_updates_2_passes_half_rate": _FOUR | {"learning_rate": 1.5e-4, "num_iterations": 2},
+}
+"""Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 as in every recipe."""
 
 
 def run(args: Any, task: str, seed: int, recipe: str, folder: Path) -> dict[str, Any]:
-    """The result of one training, by ``_learning.recipe``."""
-    job = {
+    """The result of one training, by ``_learning.recipe`` or ``_learning.trl``."""
+    job: dict[str, Any] = {
         "folder": str(folder / f"{task}-{seed}"), "task": task, "seed": seed, "steps": 1, "batches": args.batches,
         "settings": {"recipe": recipe, **args.settings},
     }  # fmt: skip
     Path(job["folder"]).mkdir(parents=True, exist_ok=True)
     if not (Path(job["folder"]) / "model" / "config.json").exists():
         result_of(start("warm", Path(sys.executable), job))
-    result = result_of(start("recipe", Path(sys.executable), job))
+    if recipe in TRL_SETTINGS:
+        result = run_trl(args, job, TRL_SETTINGS[recipe])
+    else:
+        result = result_of(start("recipe", Path(sys.executable), job))
     with (folder / "runs.jsonl").open("a") as file:
         file.write(json.dumps({**job, **result}) + "\n")
     return result
+
+
+def run_trl(args: Any, job: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The result of one training by TRL; the answers are sampled by ``_learning.answers`` before and after."""
+    folder, ours = Path(job["folder"]), Path(sys.executable)
+    job["steps"] = args.batches * settings.get("steps_per_generation", 1) * settings.get("num_iterations", 1)
+    job["settings"] = {"lr_scheduler_type": "linear", "warmup_steps": 0.08, **settings}
+    with tempfile.TemporaryDirectory() as saved:
+        curve = result_of(start("trl", interpreter(TRL, args.cache), {**job, "save": saved}))
+        before, after = (
+            result_of(start("answers", ours, {**job, "model": str(model)})) for model in (folder / "model", saved)
+        )
+    return {
+        "before": before, "after": after, "cpu_s": curve["seconds"][-1][0], "steps": job["steps"],
+        "sampled": sum(curve["sampled"]), "reward": curve["reward"],
+    }  # fmt: skip
 
 
 def row_of(name: str, result: dict[str, Any]) -> list[str]:
@@ -54,11 +87,12 @@ def row_of(name: str, result: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=EXACT, help="both; with --quick digits")
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, help="all of them")
+    parser.add_argument("--recipes", nargs="+", choices=[*RECIPES, *TRL_SETTINGS], help="all of ours")
     parser.add_argument("--seeds", type=int, default=None, help="2, with --quick 1")
     parser.add_argument("--batches", type=int, default=None, help="100, with --quick 1")
     parser.add_argument("--settings", type=json.loads, default={}, help="settings of all recipes, as JSON")
     parser.add_argument("--keep", type=Path, help="a folder for the results and the warm models, which are reused")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder of TRL's environment; {CACHE}")
     args = parse(parser)
     args.pairs = args.seeds or (1 if args.quick else 2)
     args.batches = args.batches or (1 if args.quick else 100)
