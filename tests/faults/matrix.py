@@ -941,6 +941,50 @@ ROWS: dict[int, Row] = {
         ),
         _in(WEIGHTS, "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained"),
     ),
+    78: Row(
+        "a process of a training is stopped or killed while the others are inside the all-reduce of a backward pass",
+        "the others end within rank_timeout and five seconds, naming it; the newest checkpoint gives the same weights",
+        _in(
+            "trainer/distributed/test_ranks",
+            "a_rank_that_is_stopped_inside_backward_ends_the_others_within_the_bound",
+            "a_rank_that_is_killed_ends_the_others",
+        ),
+        _in(
+            "trainer/distributed/test_ranks",
+            "without_signs_of_life_a_stopped_rank_is_waited_for_until_it_is_killed",
+            "a_rank_that_takes_longer_than_the_bound_and_lives_is_not_lost",
+        ),
+    ),
+    79: Row(
+        "links that another process makes and removes where a file of a run is written",
+        "no other file is written; a journal or a lock that is a link is refused by name",
+        _in(
+            "core/storage/test_files",
+            "links_that_come_and_go_where_a_file_is_written_lead_nowhere",
+            "a_planted_link_and_the_rest_of_a_killed_process_are_replaced",
+            "a_journal_or_a_lock_that_is_a_link_is_refused_by_name",
+        ),
+        _in("core/storage/test_files", "opened_by_name_alone_a_planted_link_empties_the_file_it_leads_to"),
+    ),
+    77: Row(
+        "a stranger's package of an index, under a known name, a look-alike, or with files, modules or ids of others",
+        "refused, or asked about where only the name deceives; one sentence names both packages; nothing is installed",
+        _in(
+            "cli/test_look_alikes",
+            "a_package_that_takes_what_is_anothers_is_refused_before_it_is_installed",
+            "a_higher_version_does_not_replace_a_package_that_came_from_a_folder_unasked",
+            "a_name_one_letter_from_a_known_one_is_asked_about",
+            "a_package_of_another_environment_is_not_installed_for_the_one_that_was_requested",
+            "what_a_dependency_takes_is_found_after_the_installation",
+            "which_names_are_mistaken_for_which",
+        ),
+        _in(
+            "cli/test_look_alikes",
+            "without_looking_the_library_and_the_environment_would_be_the_strangers",
+            "an_honest_package_of_an_index_is_installed",
+            "a_higher_version_replaces_a_package_of_the_index",
+        ),
+    ),
     71: Row(
         "random faults of all these kinds against an evaluation and a training at once, for hours",
         "no acknowledged row lost, none twice, none of another run; losses and weights of the undisturbed training",
@@ -1002,7 +1046,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
         *(18, 19, 20, 27, 28, 29, 33),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
-    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45, 70, 72),
+    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45, 70, 72, 78),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
@@ -1011,9 +1055,9 @@ PROMISES: dict[str, tuple[int, ...]] = {
         *(37, 38, 39, 40, 41, 42, 43, 46, 76),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (52, 53, 54, 56, 57, 74, 75),
+    "Model output is data.": (52, 53, 54, 56, 57, 74, 75, 79),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
-    "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
+    "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51, 77),
     "A constructor has no side effects.": (30,),
 }
 
