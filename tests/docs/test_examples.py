@@ -133,7 +133,7 @@ def test_the_example_train():
 @pytest.mark.slow
 def test_the_example_self_play(tmp_path):
     rows = runpy.run_path(str(FOLDER / "self_play.py"), run_name="self_play")["train"](
-        0, 2, tmp_path, batch_size=12, rollouts_per_example=2, save_steps=2
+        0, 2, tmp_path, batch_size=24, rollouts_per_example=4, save_steps=2
     )
     assert [row["step"] for row in rows] == [2]
     assert 0 < rows[0]["exploitability"] < 1

@@ -66,6 +66,23 @@ def pair(**options: Any) -> vf.MultiAgentEnv:
     )
 
 
+class LetterTasks(vf.ProposerSolverEnv):
+    """A proposal with a small letter asks for a reply with a digit or a capital; one with a digit asks for nothing."""
+
+    def task_of(self, row: Any, text: str) -> str | None:
+        if any(c.isdigit() for c in text):
+            return "easy"
+        return "hard" if any(c.islower() for c in text) else None
+
+    def score(self, task: str, text: str) -> float:
+        return float(task == "easy" or any(c.isdigit() or c.isupper() for c in text))
+
+
+def letter_tasks(**options: Any) -> vf.ProposerSolverEnv:
+    """Four attempts at each task."""
+    return LetterTasks(dataset=[{"question": f"q{n}"} for n in range(8)], **options)
+
+
 def small_policy(seed: int = 0) -> Any:
     """One layer of 32, about 10,000 parameters: a step takes milliseconds."""
     return build_tiny_model(seed=seed, layers=1, hidden=32, heads=2)

@@ -99,6 +99,7 @@ REQUIRED: dict[str, Callable[..., dict]] = {
 
 OTHER = {
     "agent": "nop",
+    "attempts": 3,
     "agent_args": ["--quiet"],
     "url": "http://127.0.0.1:9",
     "reset_args": {"index": 1},
@@ -213,6 +214,7 @@ SPECIAL = {
     ("TextArenaEnv", "strict"): ({}, True),
     ("MultiAgentEnv", "trained_roles"): ({}, ["asker"]),
     ("TwoPlayerEnv", "trained_roles"): ({}, ["first"]),
+    ("ProposerSolverEnv", "trained_roles"): ({}, ["proposer"]),
     ("TwoPlayerEnv", "rubric"): ({"roles": ("white", "black")}, vf.Rubric(funcs=[second])),
     ("AgentEnv", "agent"): ({}, "pi"),
     ("AgentEnv", "command"): ({"agent": None, "command": ["one"]}, ["another"]),
@@ -254,7 +256,8 @@ NOT_TAKEN = (
     }
     | {
         (cls, "message_type")
-        for cls in "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv".split()
+        for cls in "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv "
+        "ProposerSolverEnv".split()
     }
     | {("HarborEnv", name) for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")}
     | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.pipeline import pipeline_config
-from support.training import pair, small_policy, small_trainer
+from support.training import letter_tasks, metrics_of, pair, run, small_policy, small_trainer
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, rollout_stats
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
@@ -164,3 +164,56 @@ def test_the_gradient_of_a_step_uses_the_tokens_of_trained_roles_alone(tmp_path)
     assert float((torch.stack(flat[1:], 1) @ shares.solution - flat[0][:, None]).norm() / flat[0].norm()) < 1e-4
     assert float(shares.solution.sum()) == pytest.approx(1.0, abs=1e-3)
     assert (shares.solution > 0).all()
+
+
+# --- proposed tasks
+
+
+def attempt(scores, number):
+    """The role and reward of an attempt, of its equation: its score minus the mean of the others."""
+    others = [score for other, score in enumerate(scores) if other != number]
+    return f"solver_{number + 1}", scores[number] - sum(others) / len(others)
+
+
+def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
+    """Two proposals: one whose attempts all succeed, one with a single success; A.. are the proposer's tokens."""
+    solved = [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    rollouts = []
+    for scores in solved:
+        turns = [Turn([1, 5], [A], np.full(1, -0.5), 0, role="proposer")]
+        rewards = {"proposer": 1 - sum(scores) / 3}
+        for number in range(3):
+            role, reward = attempt(scores, number)
+            rewards[role] = reward
+            turns.append(Turn([2, 5], [B + 10 * len(rollouts) + number], np.full(1, -0.5), 0, role=role))
+        rollouts.append(Rollout(tuple(turns), 0.0, rewards, None, "stop", role_rewards=rewards))
+    advantages = dict(trained(batch_of(*rollouts)))
+    centre = {role: np.mean([one.role_rewards[role] for one in rollouts]) for role in rollouts[0].role_rewards}
+    for number in range(3):
+        for place, scores in enumerate(solved):
+            role, reward = attempt(scores, number)
+            assert advantages[B + 10 * place + number] == pytest.approx(reward - centre[role])
+    # negative control: the plain score as reward prefers every attempt at the easy task to the same at the hard one
+    plain = [np.array(scores) - np.mean(solved, axis=0) for scores in solved]
+    assert plain[0].tolist() == [0.0, 0.5, 0.5]
+    assert advantages[B] < 0 < advantages[B + 10]
+
+
+@pytest.mark.slow
+def test_a_proposer_and_a_solver_learn_together(tmp_path):
+    def shares(name, **options):
+        """Share of proposals that are tasks, and of attempts at tasks that succeed: first and last five steps."""
+        settings = {"batch_size": 32, "rollouts_per_example": 16, "micro_batch_size": 8, "max_tokens": 3}
+        env = letter_tasks(**options)
+        run(small_trainer(tmp_path / name, env, max_steps=40, learning_rate=1e-2, seed=1, save_steps=1000, **settings))
+        rows = [row for row in metrics_of(tmp_path / name) if "reward/is_task" in row]
+        tasks = [np.mean([row["reward/is_task"] for row in part]) for part in (rows[:5], rows[-5:])]
+        solved = [np.mean([row["reward/solve_rate"] for row in part]) for part in (rows[:5], rows[-5:])]
+        return tasks, [rate / share for rate, share in zip(solved, tasks, strict=True)]
+
+    tasks, solved = shares("both")
+    assert tasks[1] > tasks[0] + 0.3
+    assert solved[1] > solved[0] + 0.2
+    control_tasks, control = shares("proposer", trained_roles=["proposer"])  # nobody learns to solve
+    assert control_tasks[1] > control_tasks[0] + 0.3
+    assert control[1] < solved[1] - 0.2

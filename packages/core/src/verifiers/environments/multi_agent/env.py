@@ -124,9 +124,14 @@ class MultiAgentEnv(MultiTurnEnv):
     def open_views(self, state: State) -> None:
         """Give each role its view, which begins with its system prompt."""
         state["views"] = {}
-        for role in self.roles.values():
-            prompt = self.system_prompt if role.system_prompt is None else role.system_prompt
-            state["views"][role.name] = [SystemMessage(prompt)] if prompt else []
+        for role in self.roles:
+            self.open_view(state, role)
+
+    def open_view(self, state: State, role: str) -> None:
+        """Give ``role`` a new view: its next turn begins a conversation."""
+        own = self.roles[role].system_prompt
+        prompt = self.system_prompt if own is None else own
+        state["views"][role] = [SystemMessage(prompt)] if prompt else []
 
     @stop(priority=-100)
     async def no_next_role(self, state: State) -> bool:
