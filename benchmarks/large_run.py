@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_rows = args.rows or (400 if args.quick else 100_000)
     if num_rows % SIBLINGS or num_rows <= NUM_LOST:
         parser.error(f"--rows must be a multiple of {SIBLINGS} above {NUM_LOST}")
-    report = Report("large run", args)
+    report = Report("large_run", args)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix=".benchmark-") as place:
         measure(num_rows, args.fill, Path(place).resolve(), report)
     report.close()

@@ -108,7 +108,7 @@ class ProposerSolverEnv(MultiAgentEnv):
         state["proposed_task"], state["scores"] = None, []
 
     def next_role(self, state: State) -> str | None:
-        """The proposer, then the solver for each attempt; nobody after a reply that is no task."""
+        """The proposer, then the solver for each attempt; None after a reply that is no task."""
         if not state["trajectory"]:
             return self.proposer
         is_over = state["proposed_task"] is None or len(state["scores"]) == self.attempts
@@ -117,8 +117,8 @@ class ProposerSolverEnv(MultiAgentEnv):
     def observe(self, state: State, role: str) -> Messages | str | None:
         """The proposer is shown the row's prompt, the solver the task, without its attempts before."""
         if role == self.proposer:
-            shown: Messages | None = super().observe(state, role)
-            return shown
+            prompt: Messages | None = super().observe(state, role)
+            return prompt
         self.open_view(state, role)
         return self.question(state["proposed_task"])
 
