@@ -1,7 +1,7 @@
 """Held-out answers after each recipe, ours and TRL's, at equal sampled batches, from the same warm model.
 
-    python benchmarks/trainer_recipes.py [--tasks reverse-text curriculum-sums] [--recipes NAME ...] [--seeds 2]
-                                         [--batches 100] [--keep FOLDER] [--quick] [--store]
+    python benchmarks/trainer_recipes.py [--tasks reverse-text curriculum-sums] [--recipes NAME[@RATE] ...] [--seeds 2]
+                                         [--batches 100] [--keep FOLDER] [--search] [--quick] [--store]
 
 Every recipe starts from the model that ``trainer_learning.py`` starts from, samples ``--batches`` batches of 128
 rollouts, and has beside its own settings those of the quickstart: a warm-up of the learning rate of 8 % and a linear
@@ -10,11 +10,17 @@ example eight times before and after training: mean reward, share of right answe
 pass@8, and the nats per token, which estimate the entropy of the policy. A recipe that narrows the model has a falling
 pass@8.
 
+``NAME@RATE`` is a recipe at another learning rate than 3e-4: ``best_of_group@2e-4``.
+
 Names that begin with ``trl`` are settings of TRL 1.16.0's ``GRPOTrainer`` (``TRL_SETTINGS``), which it installs: its
 rollouts come from the same environment and engine through our bridge, and it has the same batches, schedule and
 optimizer. Its answers are sampled by the same code.
 
-``--settings '{"learning_rate": 1.5e-4}'`` changes settings of all recipes of ours; ``--pairs`` is not used.
+``--search`` compares the two trainers, each with its best settings: it trains seed 0 with each of ``SEARCH`` on every
+task, takes the settings of each side with the most right answers after it, and trains the other seeds with those alone.
+``--keep FOLDER`` keeps results and warm models; a training whose result is there is not repeated.
+
+``--settings '{"beta": 0.01}'`` changes settings of all recipes of ours; ``--pairs`` is not used.
 """
 
 from __future__ import annotations
@@ -40,33 +46,45 @@ _FOUR = {"per_device_train_batch_size": 32, "steps_per_generation": 4}
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "trl": {},
     "trl_4_updates": _FOUR,
-    "trl_4_updates_half_rate": _FOUR | {"learning_rate": 1.5e-4},
-    "trl_4_updates_2_passes_half_rate": _FOUR | {"learning_rate": 1.5e-4, "num_iterations": 2},
+    "trl_4_updates_2_passes": _FOUR | {"num_iterations": 2},
 }
 """Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 as in every recipe."""
+SEARCH = {
+    "ours": (
+        "policy_gradient", "clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4", "best_of_group@1.5e-4",
+    ),
+    "TRL": (
+        "trl", "trl_4_updates", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@2e-4", "trl_4_updates_2_passes@1.5e-4",
+    ),
+}  # fmt: skip
+"""The candidates of each side, as many for both."""
 
 
 def run(args: Any, task: str, seed: int, recipe: str, folder: Path) -> dict[str, Any]:
     """The result of one training, by ``_learning.recipe`` or ``_learning.trl``."""
+    name, _, rate = recipe.partition("@")
+    changed = {"learning_rate": float(rate)} if rate else {}
+    is_trl = name in TRL_SETTINGS
     job: dict[str, Any] = {
         "folder": str(folder / f"{task}-{seed}"), "task": task, "seed": seed, "steps": 1, "batches": args.batches,
-        "settings": {"recipe": recipe, **args.settings},
+        "settings": TRL_SETTINGS[name] | changed if is_trl else {"recipe": name, **args.settings, **changed},
     }  # fmt: skip
+    key, results = json.dumps([recipe, job], sort_keys=True), folder / "runs.jsonl"
+    for line in results.read_text().splitlines() if results.exists() else ():
+        if (earlier := json.loads(line))["key"] == key:
+            return dict(earlier["result"])
     Path(job["folder"]).mkdir(parents=True, exist_ok=True)
     if not (Path(job["folder"]) / "model" / "config.json").exists():
         result_of(start("warm", Path(sys.executable), job))
-    if recipe in TRL_SETTINGS:
-        result = run_trl(args, job, TRL_SETTINGS[recipe])
-    else:
-        result = result_of(start("recipe", Path(sys.executable), job))
-    with (folder / "runs.jsonl").open("a") as file:
-        file.write(json.dumps({**job, **result}) + "\n")
+    result = run_trl(args, job) if is_trl else result_of(start("recipe", Path(sys.executable), job))
+    with results.open("a") as file:
+        file.write(json.dumps({"key": key, "recipe": recipe, "task": task, "seed": seed, "result": result}) + "\n")
     return result
 
 
-def run_trl(args: Any, job: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def run_trl(args: Any, job: dict[str, Any]) -> dict[str, Any]:
     """The result of one training by TRL; the answers are sampled by ``_learning.answers`` before and after."""
-    folder, ours = Path(job["folder"]), Path(sys.executable)
+    folder, ours, settings = Path(job["folder"]), Path(sys.executable), job["settings"]
     job["steps"] = args.batches * settings.get("steps_per_generation", 1) * settings.get("num_iterations", 1)
     job["settings"] = {"lr_scheduler_type": "linear", "warmup_steps": 0.08, **settings}
     with tempfile.TemporaryDirectory() as saved:
@@ -84,10 +102,32 @@ def row_of(name: str, result: dict[str, Any]) -> list[str]:
     return [name, *changes_of(result), f"{result['sampled']:.0f}", f"{result['steps']}", f"{result['cpu_s']:.0f}"]
 
 
+def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of each candidate with seed 0, and of the best of each side with all seeds."""
+    found = {recipe: [run(args, task, 0, recipe, folder)] for side in SEARCH.values() for recipe in side}
+    best = [max(side, key=lambda recipe: found[recipe][0]["after"]["exact"]) for side in SEARCH.values()]
+    for recipe in best:
+        found[recipe] += [run(args, task, seed, recipe, folder) for seed in range(1, args.pairs)]
+    print(task, "best settings:", *(f"{side} {recipe}" for side, recipe in zip(SEARCH, best, strict=True)), flush=True)
+    ours = best[0]
+    return {ours: found.pop(ours), best[1]: found.pop(best[1]), **found}
+
+
+def recipe_of(text: str) -> str:
+    """Check a value of ``--recipes``. *Raises* ValueError."""
+    name, _, rate = text.partition("@")
+    if name not in (*RECIPES, *TRL_SETTINGS) or (rate and float(rate) <= 0):
+        raise ValueError(text)
+    return text
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=EXACT, help="both; with --quick digits")
-    parser.add_argument("--recipes", nargs="+", choices=[*RECIPES, *TRL_SETTINGS], help="all of ours")
+    parser.add_argument(
+        "--recipes", nargs="+", type=recipe_of, help=f"{', '.join([*RECIPES, *TRL_SETTINGS])}; all of ours"
+    )
+    parser.add_argument("--search", action="store_true", help="ours and TRL, each with its best settings")
     parser.add_argument("--seeds", type=int, default=None, help="2, with --quick 1")
     parser.add_argument("--batches", type=int, default=None, help="100, with --quick 1")
     parser.add_argument("--settings", type=json.loads, default={}, help="settings of all recipes, as JSON")
@@ -103,9 +143,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         for task in tasks:
-            found = {
-                recipe: [run(args, task, seed, recipe, folder) for seed in range(args.pairs)] for recipe in recipes
-            }
+            if args.search:
+                found = searched(args, task, folder)
+            else:
+                found = {one: [run(args, task, seed, one, folder) for seed in range(args.pairs)] for one in recipes}
             rows = [
                 row_of(f"{recipe}, seed {seed}", result)
                 for recipe, results in found.items()
@@ -114,9 +155,10 @@ def main() -> None:
             header = ["", "reward", "exact", "pass@8", "nats/token", "sampled tokens", "steps", "CPU s"]
             print_table(f"{task}, held out, after {args.batches} batches", header, rows)
             wrong = {name: 1 - statistics.mean(r["after"]["exact"] for r in results) for name, results in found.items()}
-            for name in recipes[1:]:
-                over = wrong[name] / max(1e-9, wrong[recipes[0]])
-                report.figure(f"{task}, wrong answers after {name} over {recipes[0]}", over)
+            first, *others = found
+            for name in others[:1] if args.search else others:
+                over = wrong[name] / max(1e-9, wrong[first])
+                report.figure(f"{task}, wrong answers after {name} over {first}", over)
     report.close()
 
 
