@@ -123,6 +123,7 @@ OTHER = {
     "cpu_cores": 2,
     "dialect": "messages",
     "disk_size_gb": 1,
+    "end_mark": "<done>",
     "env_args": {"n": 1},
     "env_cls": first,
     "env_id": "sums",
@@ -215,6 +216,7 @@ SPECIAL = {
     ("MultiAgentEnv", "trained_roles"): ({}, ["asker"]),
     ("TwoPlayerEnv", "trained_roles"): ({}, ["first"]),
     ("ProposerSolverEnv", "trained_roles"): ({}, ["proposer"]),
+    ("SimulatedUserEnv", "trained_roles"): ({}, ["user"]),
     ("TwoPlayerEnv", "rubric"): ({"roles": ("white", "black")}, vf.Rubric(funcs=[second])),
     ("AgentEnv", "agent"): ({}, "pi"),
     ("AgentEnv", "command"): ({"agent": None, "command": ["one"]}, ["another"]),
@@ -257,7 +259,7 @@ NOT_TAKEN = (
     | {
         (cls, "message_type")
         for cls in "ToolEnv StatefulToolEnv SandboxEnv PythonEnv MCPEnv TextArenaEnv MultiAgentEnv TwoPlayerEnv "
-        "ProposerSolverEnv".split()
+        "ProposerSolverEnv SimulatedUserEnv".split()
     }
     | {("HarborEnv", name) for name in ("dataset", "eval_dataset", "artifacts", "working_dir", "message_type")}
     | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}

@@ -27,7 +27,7 @@ _MODULES: dict[str, str] = {
         "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv HarborEnv EnvGroup"
     ),
     "environments.agents": "Agent AgentEnv model_gateway",
-    "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role TwoPlayerEnv",
+    "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "rollouts.decorators": "stop setup cleanup teardown reward metric advantage",
