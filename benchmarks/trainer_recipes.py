@@ -50,13 +50,9 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 as in every recipe."""
 SEARCH = {
-    "ours": (
-        "policy_gradient", "clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4", "best_of_group@1.5e-4",
-    ),
-    "TRL": (
-        "trl", "trl_4_updates", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@2e-4", "trl_4_updates_2_passes@1.5e-4",
-    ),
-}  # fmt: skip
+    "ours": ("clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4"),
+    "TRL": ("trl", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@1.5e-4"),
+}
 """The candidates of each side, as many for both."""
 
 

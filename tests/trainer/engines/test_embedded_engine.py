@@ -492,7 +492,7 @@ def test_a_small_model_runs_on_one_thread_until_the_engine_stops(three_threads):
 
 
 def test_a_large_model_keeps_the_threads_of_the_process(three_threads, monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.engines.embedded.engine.SMALL_PARAMETERS", 0)
+    monkeypatch.setattr("verifiers_trainer.engines.embedded.threads.SMALL_PARAMETERS", 0)
     assert threads_while_serving() == 3
 
 

@@ -99,6 +99,23 @@ def test_one_seed_is_one_warm_up():
     assert not torch.equal(trained(1), trained(2))
 
 
+@pytest.mark.parametrize(("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"])
+def test_a_small_model_is_computed_by_one_thread_from_the_first_step(largest, expected, monkeypatch):
+    """The large model is the negative control: it has the threads of the process, which are what they were after it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if largest is not None:
+        monkeypatch.setattr("verifiers_trainer.engines.embedded.threads.SMALL_PARAMETERS", largest)
+    before, used, model = torch.get_num_threads(), [], small_policy()
+    model.register_forward_pre_hook(lambda *_: used.append(torch.get_num_threads()))
+    torch.set_num_threads(3)
+    try:
+        warm_up(model, build_tiny_tokenizer(), env_of(ROWS), reward=float, target=1.0, max_steps=2, rows_per_step=2)
+        assert set(used) == {expected}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_it_needs_is_named():
     tokenizer = build_tiny_tokenizer()
     with pytest.raises(ConfigError, match=r"XMLParser, not Parser; or pass answers="):

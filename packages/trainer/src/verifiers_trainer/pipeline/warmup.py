@@ -7,7 +7,7 @@ as the sampled reward reaches a target, so that RL still has something to improv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.parsers import XMLParser
 from verifiers_trainer.algorithm.losses import LossInput, sft
-from verifiers_trainer.algorithm.packing import forward_arguments
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
+from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.pipeline.offline import OfflineRollouts, read_groups
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.settings.config import RLConfig
@@ -53,29 +54,36 @@ def warm_up(
     config = _settings(batch_size=rows_per_step, seed=seed)
     batches = OfflineRollouts(read_groups(columns, tokenizer, config), config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    device = next(model.parameters()).device
     install_logprob_forward(model)
     try:
         for step in range(1, max_steps + 1):
-            total = 0.0
-            model.train()
-            for packed in (row for rows in batches.next_batch().rows_R for row in rows):
-                row = packed.to_tensors(device)
-                tokens = LossInput.of(row, model(**forward_arguments(row)).logprobs)
-                loss = (row["weight"] * sft(tokens)).sum()
-                loss.backward()
-                total += float(loss.detach())
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            rows = [packed for rows in batches.next_batch().rows_R for packed in rows]
+            loss = _supervised_step(model, optimizer, rows)
             latest_reward = reward() if step % probe_every == 0 else None
             if on_step is not None:
-                on_step(step, total, latest_reward)
+                on_step(step, loss, latest_reward)
             if latest_reward is not None and latest_reward >= target:
                 return step
     finally:
         uninstall(model)
     return max_steps
+
+
+def _supervised_step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]) -> float:
+    """One update on the packed answers; returns the loss. Gradients are cleared."""
+    device, total = next(model.parameters()).device, 0.0
+    model.train()
+    with threads_for(model):  # the engine that sets them starts with the first probe
+        for packed in rows:
+            row = packed.to_tensors(device)
+            tokens = LossInput.of(row, model(**forward_arguments(row)).logprobs)
+            loss = (row["weight"] * sft(tokens)).sum()
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
 
 
 def _settings(**values: Any) -> RLConfig:

@@ -9,7 +9,6 @@ for sharded training (FSDP, ZeRO), where one process holds parts of the paramete
 from __future__ import annotations
 
 import copy
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
+from verifiers_trainer.engines.embedded.threads import default_threads
 from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
@@ -28,8 +28,6 @@ from verifiers_trainer.engines.requests import Generator
 
 Mode = Literal["auto", "continuous", "padded", "deterministic"]
 
-SMALL_PARAMETERS = 2_000_000
-"""Largest model, in parameters, that runs on one thread of a CPU where nothing says otherwise."""
 _CPU_KV_BYTES = 2 * 2**30
 _ACCELERATOR_KV_SHARE = 0.3
 _CPU_PREFILL_TOKENS = 1024
@@ -62,8 +60,7 @@ class EmbeddedEngine:
     max_batch_tokens: most tokens of the prompts of one prefill.
     kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
     threads: torch's threads for this process, from ``start`` to ``stop``. None: one for a model of at most
-        ``SMALL_PARAMETERS`` on a CPU, whose kernels are shorter than what starting a second thread costs, unless
-        OMP_NUM_THREADS is set; otherwise as they are.
+        ``threads.SMALL_PARAMETERS`` on a CPU, unless OMP_NUM_THREADS is set; otherwise as they are.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
     tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
         (text, calls), or "none" or None: calls stay text.
@@ -182,7 +179,7 @@ class EmbeddedEngine:
             raise
         self._replica, self._generator, self._endpoint = replica, generator, endpoint
         self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint, torch.get_num_threads())
-        torch.set_num_threads(self._threads or _default_threads(self._model))
+        torch.set_num_threads(self._threads or default_threads(self._model))
 
     def stop(self) -> None:
         """Stop both threads; requests in flight receive an error. Idempotent; may be restarted."""
@@ -257,14 +254,6 @@ def _shut_down(generator: Generator, endpoint: Endpoint, threads: int) -> None:
     generator.stop()
     endpoint.stop()
     torch.set_num_threads(threads)
-
-
-def _default_threads(model: Any) -> int:
-    """Threads of torch's CPU kernels for ``model``; those of the process where it is large, or the user chose them."""
-    if model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
-    return 1 if is_small else torch.get_num_threads()
 
 
 def _default_kv_bytes(device: torch.device) -> int:
