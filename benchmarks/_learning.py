@@ -6,6 +6,7 @@
     python _learning.py sample '{..., "teacher": FOLDER}'   answers of a trained model to the training examples
     python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
     python _learning.py answers '{..., "model": FOLDER}'    held-out answers of a saved model
+    python _learning.py plain '{..., "batches": 100}'       one loop of plain code; tasks of one turn
 
 Both trainers start from ``folder``/model, run the same environment through our embedded engine with one thread, and
 print one JSON line: for each step the mean reward of the rollouts that were sampled for it, the tokens sampled and
@@ -271,10 +272,14 @@ def recipe(job: dict[str, Any], run: Path) -> dict[str, Any]:
 
 def answers(job: dict[str, Any], run: Path) -> dict[str, Any]:
     """Held-out answers of the model in the folder ``model``."""
+    return answers_of(job, run, job["model"])
+
+
+def answers_of(job: dict[str, Any], run: Path, folder: str | Path) -> dict[str, float]:
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.trainer import RLTrainer
 
-    model, tokenizer = get_model_and_tokenizer(job["model"])
+    model, tokenizer = get_model_and_tokenizer(str(folder))
     with RLTrainer(model, environment(job), config_of(job, run), tokenizer) as trainer:
         return held_out(trainer, job["task"])
 
@@ -359,15 +364,87 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
     return {"reward": rewards, "sampled": tokens, "trained": tokens, "seconds": curve.seconds}
 
 
+def plain(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """REINFORCE with the advantage "mean_std", one update per batch, in one loop without anything of ours but rewards.
+
+    The same model, rows, batches, schedule and clipping as the recipe ``policy_gradient``, on-policy: transformers'
+    ``generate``, one padded batch, AdamW. Nothing is saved, checked or logged: the floor of the trainer's CPU time.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, get_linear_schedule_with_warmup
+
+    from vf_reverse_text.scoring import sequence_ratio
+
+    sizes, env, source = TASKS[job["task"]]["settings"], environment(job), Path(job["folder"]) / "model"
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    model, rows = AutoModelForCausalLM.from_pretrained(source), [one.row for one in env.train_table]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["learning_rate"], weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(0.08 * job["batches"]), job["batches"])
+    per_batch, siblings, end = sizes["batch_size"] // sizes["siblings"], sizes["siblings"], tokenizer.eos_token_id
+    torch.manual_seed(job["seed"])
+    order = torch.randperm(len(rows)).tolist() * (1 + job["batches"] * per_batch // len(rows))
+    sampled, rewards, started = 0, [], time.process_time()
+    for batch in range(job["batches"]):
+        chosen = [rows[n] for n in order[batch * per_batch : (batch + 1) * per_batch]]
+        prompts = tokenizer.apply_chat_template(
+            [row["prompt"] for row in chosen], add_generation_prompt=True, padding=True, return_tensors="pt",
+            return_dict=True,
+        )  # fmt: skip
+        model.eval()
+        ids = model.generate(
+            **prompts, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=sizes["max_tokens"],
+            num_return_sequences=siblings, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        length = prompts["input_ids"].shape[1]
+        completions = ids[:, length:]
+        ends = (completions == end).int()
+        mask = ((ends.cumsum(1) - ends) == 0).float()  # up to the first end of the turn, which counts
+        texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+        answers = [env.parser.parse_answer([{"role": "assistant", "content": text}]) or "" for text in texts]
+        if job["task"] == "reverse-text":
+            scores = [sequence_ratio(text, chosen[n // siblings]["answer"]) for n, text in enumerate(answers)]
+        else:
+            scores = [float(text == chosen[n // siblings]["answer"]) for n, text in enumerate(answers)]
+        is_whole = ends.sum(1) > 0
+        reward = torch.tensor(scores) * is_whole  # as zero_truncated_completions
+        groups = reward.view(-1, siblings)
+        deviation = groups.std(1, keepdim=True, correction=0)
+        advantage = ((groups - groups.mean(1, keepdim=True)) / (deviation + 1e-6)).flatten()
+        model.train()
+        attention = torch.cat([prompts["attention_mask"].repeat_interleave(siblings, 0), mask.long()], 1)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+        hidden = model.model(input_ids=ids, attention_mask=attention, position_ids=positions).last_hidden_state
+        logits = model.lm_head(hidden[:, length - 1 : -1])
+        logprobs = logits.log_softmax(-1).gather(2, completions[..., None])[..., 0]
+        loss = -(advantage[:, None] * logprobs * mask).sum() / mask.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        sampled += int(mask.sum())
+        rewards.append(float(reward.mean()))
+    cpu_s = time.process_time() - started
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
+        before, after = (answers_of(job, run, folder) for folder in (source, saved))
+    return {
+        "before": before, "after": after, "cpu_s": cpu_s, "sampled": sampled, "steps": job["batches"],
+        "reward": rewards,
+    }  # fmt: skip
+
+
 def main() -> None:
     import torch
 
     trainer, job = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(1)
+    runs = {
+        "warm": warm, "ours": ours, "recipe": recipe, "sample": sample, "trl": trl, "answers": answers, "plain": plain,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        result = {"warm": warm, "ours": ours, "recipe": recipe, "sample": sample, "trl": trl, "answers": answers}[
-            trainer
-        ](job, Path(folder))
+        result = runs[trainer](job, Path(folder))
     print(json.dumps(result))
 
 

@@ -10,6 +10,9 @@ example eight times before and after training: mean reward, share of right answe
 pass@8, and the nats per token, which estimate the entropy of the policy. A recipe that narrows the model has a falling
 pass@8.
 
+``plain`` is a loop of plain code with one update per batch, as ``policy_gradient`` (``_learning.plain``): the floor of
+the CPU time.
+
 ``NAME@RATE`` is a recipe at another learning rate than 3e-4: ``best_of_group@2e-4``.
 
 Names that begin with ``trl`` are settings of TRL 1.16.0's ``GRPOTrainer`` (``TRL_SETTINGS``), which it installs: its
@@ -49,6 +52,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "trl_4_updates_2_passes": _FOUR | {"num_iterations": 2},
 }
 """Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 as in every recipe."""
+PLAIN = "plain"
 SEARCH = {
     "ours": ("clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4"),
     "TRL": ("trl", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@1.5e-4"),
@@ -72,7 +76,10 @@ def run(args: Any, task: str, seed: int, recipe: str, folder: Path) -> dict[str,
     Path(job["folder"]).mkdir(parents=True, exist_ok=True)
     if not (Path(job["folder"]) / "model" / "config.json").exists():
         result_of(start("warm", Path(sys.executable), job))
-    result = run_trl(args, job) if is_trl else result_of(start("recipe", Path(sys.executable), job))
+    if is_trl:
+        result = run_trl(args, job)
+    else:
+        result = result_of(start("plain" if name == PLAIN else "recipe", Path(sys.executable), job))
     with results.open("a") as file:
         file.write(json.dumps({"key": key, "recipe": recipe, "task": task, "seed": seed, "result": result}) + "\n")
     return result
@@ -112,7 +119,7 @@ def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any
 def recipe_of(text: str) -> str:
     """Check a value of ``--recipes``. *Raises* ValueError."""
     name, _, rate = text.partition("@")
-    if name not in (*RECIPES, *TRL_SETTINGS) or (rate and float(rate) <= 0):
+    if name not in (*RECIPES, *TRL_SETTINGS, PLAIN) or (rate and float(rate) <= 0):
         raise ValueError(text)
     return text
 
@@ -121,7 +128,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=EXACT, help="both; with --quick digits")
     parser.add_argument(
-        "--recipes", nargs="+", type=recipe_of, help=f"{', '.join([*RECIPES, *TRL_SETTINGS])}; all of ours"
+        "--recipes", nargs="+", type=recipe_of, help=f"{', '.join([*RECIPES, *TRL_SETTINGS, PLAIN])}; all of ours"
     )
     parser.add_argument("--search", action="store_true", help="ours and TRL, each with its best settings")
     parser.add_argument("--seeds", type=int, default=None, help="2, with --quick 1")
