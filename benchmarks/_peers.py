@@ -27,7 +27,7 @@ PACKAGES = {
 }
 """Packages to install for each peer."""
 REPOSITORY = Path(__file__).resolve().parents[1]
-OURS = ("core", "trainer", "envs/reverse-text", "envs/alphabet-sort")
+OURS = ("core", "trainer", "envs/reverse-text", "envs/alphabet-sort", "envs/curriculum-sums")
 TRL = "trl 1.16.0"
 TRAINERS = {
     TRL: [
@@ -46,8 +46,14 @@ def home_of(peer: str, folder: Path) -> Path:
     return folder / peer.replace(" ", "-")
 
 
+def packages_of(peer: str) -> list[str]:
+    return (PACKAGES | TRAINERS)[peer]
+
+
 def is_installed(peer: str, folder: Path) -> bool:
-    return (home_of(peer, folder) / "installed").exists()
+    """Whether the peer's virtual environment has the packages that are listed now."""
+    installed = home_of(peer, folder) / "installed"
+    return installed.exists() and installed.read_text().split("\n") == packages_of(peer)
 
 
 def interpreter(peer: str, folder: Path) -> Path:
@@ -58,12 +64,11 @@ def interpreter(peer: str, folder: Path) -> Path:
     home = home_of(peer, folder)
     python = home / "bin" / "python"
     if not is_installed(peer, folder):
-        packages = (PACKAGES | TRAINERS)[peer]
         links = {"UV_FIND_LINKS": links_path} if (links_path := os.environ.get("PIP_FIND_LINKS")) else {}
         subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", "3.11", str(home)], check=True)
-        install = ["uv", "pip", "install", "--quiet", "--python", str(python), *packages]
+        install = ["uv", "pip", "install", "--quiet", "--python", str(python), *packages_of(peer)]
         subprocess.run(install, check=True, env=os.environ | links)
-        (home / "installed").touch()
+        (home / "installed").write_text("\n".join(packages_of(peer)))
     return python
 
 
