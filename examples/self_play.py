@@ -4,7 +4,7 @@ What you learn: two roles of one model, a KL penalty to a reference that follows
 et al. 2022; a plain policy gradient circles around the equilibrium), and reading a model's exact policy. Costs about a
 second of one core for each step.
 
-    python examples/self_play.py [--seed 0] [--steps 500] [--output FOLDER]
+    python examples/self_play.py [--seed 0] [--steps 800] [--output FOLDER]
     python examples/self_play.py --table FOLDER     # the table of docs/train/self-play.md, of the runs in the folder
 """
 
@@ -119,7 +119,10 @@ def train(seed: int, steps: int, output: Path, beta: float = 0.8, **settings) ->
             "max_tokens": 2,
             "max_seq_len": 64,
             "use_lora": False,
-            "learning_rate": 1e-3,
+            "learning_rate": 3e-3,
+            "lr_scheduler_type": "linear",
+            "warmup_steps": 0.05,
+            "adam_beta2": 0.95,  # Adam's step follows a gradient that grows at once; at 0.999 replies ceased to be moves
             "max_off_policy_steps": 0,
             "zero_variance": "keep",
             "beta": beta,
@@ -151,7 +154,7 @@ def table(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--beta", type=float, default=0.8)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--set", type=json.loads, default={}, help="further settings of RLConfig, as JSON")
