@@ -9,7 +9,6 @@ import verifiers as vf
 from verifiers.testing import ScriptedClient
 
 pytestmark = pytest.mark.slow
-ray = pytest.importorskip("ray", reason="needs the extra ray")
 
 ENVIRONMENT = """
 import time, os
@@ -34,6 +33,7 @@ def load_environment(folder: str, num: int = 60):
 
 @pytest.fixture
 def cluster(monkeypatch):
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
