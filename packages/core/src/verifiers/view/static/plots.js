@@ -1,6 +1,6 @@
 // Small SVG plots: histograms, bars, sparklines, curves.
 
-import { h, svg } from "./dom.js";
+import { h, NARROW, svg } from "./dom.js";
 import { count, isKnown, number, short } from "./format.js";
 
 export function histogram(values, { title, format = number, bins = 20, range = null, onpick = null } = {}) {
@@ -80,14 +80,15 @@ export function smooth(points, half) {
 // One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals; `level`: [y, name]
 // drawn as a dashed line.
 export function curve({ title, points, marks = [], half = 0, wide = false, level = null }) {
-  const [width, height, bottom, top] = [wide ? 720 : 352, wide ? 330 : 150, 18, 8];
+  const big = wide && !NARROW.matches; // on a phone its text would be half as large as that of the others
+  const [width, height, bottom, top] = [big ? 720 : 352, big ? 330 : 150, 18, 8];
   const all = [...points, ...marks];
   const [x0, x1] = extent(all.map(([x]) => x));
   let [y0, y1] = extent([...points.map(([, y]) => y), ...(level ? [level[0]] : []), ...marks.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)])]);
   if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5 * (Math.abs(y0) || 1), y1 + 0.5 * (Math.abs(y1) || 1)];
   const pad = (y1 - y0) * 0.06;
   [y0, y1] = [y0 - pad, y1 + pad];
-  const levels = ticks(y0, y1, wide ? 5 : 3);
+  const levels = ticks(y0, y1, big ? 5 : 3);
   const left = Math.max(46, 12 + 6.2 * Math.max(0, ...levels.map((y) => short(y).length)));
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - 10);
   const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);

@@ -1,9 +1,8 @@
 // A virtual table that scrolls with the page: only visible rows are in the document.
 
-import { h, replace } from "./dom.js";
+import { h, NARROW, replace } from "./dom.js";
 
 const MARGIN = 8; // rows drawn beyond the screen
-const NARROW = matchMedia("(max-width: 40rem)");
 
 // The least width of a row: the columns' widths or their minima, the gaps and the padding of `.row`.
 function leastRem(columns) {
@@ -62,7 +61,6 @@ export class Table {
   }
 
   show(order) {
-    this.fit();
     this.order = order;
     this.body.style.height = `${order.length * this.height}px`;
     this.element.setAttribute("aria-rowcount", order.length + 1);
@@ -87,6 +85,7 @@ export class Table {
 
   paint() {
     if (!this.element.isConnected) return;
+    this.fit();
     const [first, end] = this.range();
     for (const [at, element] of this.drawn) {
       if (at < first || at >= end) (element.remove(), this.drawn.delete(at));
