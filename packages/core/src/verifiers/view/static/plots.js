@@ -103,7 +103,7 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
       svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }),
       svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y)),
     ]),
-    [x0, x1].map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
+    (x1 > x0 ? [x0, x1] : [x0]).map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
     level ? [svg("line", { class: "level", x1: left, x2: width - 10, y1: py(level[0]), y2: py(level[0]) }),
       svg("text", { class: "level", x: width - 12, y: py(level[0]) - 4, "text-anchor": "end" }, `${level[1]} ${number(level[0])}`)] : null,
     half ? svg("polyline", { class: "raw", points: line(points) }) : null,
