@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import math
 import random
 import re
@@ -713,7 +714,8 @@ def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
         steps(source, policy, 9)
         state = source.snapshot()
     assert len(state.solved) == 2
-    saved_state.save_pipeline(tmp_path, state, 9, {})
+    saved_state.save_pipeline(tmp_path, state, 9, {}, "builtin:tiny")
+    assert json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"  # what vf-view names
     loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))

@@ -50,6 +50,8 @@ COLUMNS = {
     "token_usages": "token_usage",
 }
 """Column name -> field of a rollout; both names read the column."""
+MAX_CAUSE_CHARS = 120
+"""Longest message of an error in the numbers of a run."""
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
@@ -175,7 +177,8 @@ class GenerateOutputs(Finished):
         """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
 
         Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``, ``seconds``, ``errors``
-        (cause -> count), ``unscored`` ("cause in function" -> count) and ``latency``.
+        (class -> count), ``error_causes`` (class, message and line -> count), ``unscored`` ("cause in function" ->
+        count) and ``latency``.
         """
         names = (
             "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
@@ -191,6 +194,7 @@ class GenerateOutputs(Finished):
                 "usage": total_usage(measured),
                 "seconds": self.metadata.get("time"),
                 "errors": errors_by_cause(measured),
+                "error_causes": error_causes(measured),
                 "unscored": unscored_by_function(measured),
                 "latency": latency(measured),
             }
@@ -473,7 +477,8 @@ FACTS: dict[str, Any] = {
 }
 """Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
 ``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its task; ``pass_threshold``: where
-none is named, the reward that does; ``local_model``: ``name file sha256 quantisation`` of a model in this process;
+none is named, the reward that does; ``local_model``: ``name sampling`` of a model in this process, of a quantised file
+also ``file sha256 quantisation``;
 ``outside_plan``: keys of saved rollouts outside the plan, which are not counted; ``changed_code``: files and functions
 that were changed between two sessions of the run; ``served_models``: names under which the server answered, each with
 its number of rollouts, where it is not the requested name alone; ``prices``: see ``clients.protocol.prices_of``;
@@ -621,6 +626,29 @@ def is_rollout_error(output: Mapping[str, Any]) -> bool:
 def errors_by_cause(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
     """Class of the rollout error -> count, the most frequent first."""
     return dict(Counter(o["error"].get("error", "unknown") for o in outputs if is_rollout_error(o)).most_common())
+
+
+def error_causes(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    """``"EnvironmentFault: env_response raised KeyError: 'board' (sums.py:12)"`` -> count, the most frequent first.
+
+    Errors of one class at one line are one cause, with their message where it is the same.
+    """
+    messages: dict[tuple[str, str | None], Counter[str]] = {}
+    for error in (output["error"] for output in outputs if is_rollout_error(output)):
+        messages.setdefault((error.get("error", "unknown"), error.author_line), Counter())[_headline(error)] += 1
+    causes = Counter(
+        {
+            f"{name}{f': {next(iter(texts))}' if len(texts) == 1 and any(texts) else ''}{f' ({line})' if line else ''}":
+            texts.total() for (name, line), texts in messages.items()
+        }
+    )  # fmt: skip
+    return dict(causes.most_common())
+
+
+def _headline(error: ErrorInfo) -> str:
+    """The first line of the message, at most ``MAX_CAUSE_CHARS``."""
+    line = (error.get("message") or "").strip().partition("\n")[0]
+    return line if len(line) <= MAX_CAUSE_CHARS else line[: MAX_CAUSE_CHARS - 1] + "…"
 
 
 def unscored_by_function(outputs: Sequence[RolloutOutput]) -> dict[str, int]:

@@ -8,8 +8,10 @@ has that name. ``storage.journal`` writes the file; ``outputs`` computes statist
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
@@ -32,6 +34,9 @@ FIELDS = (
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
 RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_IS_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<")
+"""Paths of frames that are not the author's code, on whatever machine wrote them."""
 
 
 class RolloutInput(TypedDict, total=False):
@@ -118,6 +123,16 @@ class ErrorInfo(AttributeDict):
     def is_scoring_error(self) -> bool:
         """Whether only a reward function failed, not the rollout itself."""
         return self.get("error") == ScoringError.__name__
+
+    @property
+    def author_line(self) -> str | None:
+        """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's code; None without one.
+
+        Frames of this product, of Python's library and of installed packages do not count.
+        """
+        innermost = (self.get("traceback") or "").split("\nDuring handling of ")[0].split("\nThe above exception ")[0]
+        frames = [frame for frame in _FRAME.findall(innermost) if not _IS_LIBRARY.search(frame[0])]
+        return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None
 
     @property
     def cause(self) -> str:

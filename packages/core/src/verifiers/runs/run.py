@@ -314,6 +314,10 @@ class Run:
         )
 
     @property
+    def _asks_for_logprobs(self) -> bool:
+        return bool({**self.env.sampling_args, **self.sampling_args}.get("logprobs"))
+
+    @property
     def _base_url(self) -> str:
         return str(getattr(self.client, "base_url", "") or "")
 
@@ -391,6 +395,11 @@ class Run:
         if directory is not None:
             done = f"; {len(work.done)} of {len(self.plan)} rollouts are done already" if work.done else ""
             await self._call_back("on_log", f"results are saved in {self.path}{done}")
+            if self._asks_for_logprobs and "trajectory" not in self.options.state_columns:
+                await self._warn(
+                    "the log-probabilities that sampling_args ask for are not saved: save the turns as well, with "
+                    'state_columns=["trajectory"] (vf-eval -C trajectory)'
+                )
             if directory.uncompared:
                 await self._call_back(
                     "on_log",
@@ -477,7 +486,7 @@ class Run:
 
     async def _tell_missing_logprobs(self, store: RunStore) -> None:
         """Warn when log-probabilities were asked for and are not complete for every turn."""
-        if {**self.env.sampling_args, **self.sampling_args}.get("logprobs") and store.without_tokens:
+        if self._asks_for_logprobs and store.without_tokens:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4))
             await self._warn(
                 f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "

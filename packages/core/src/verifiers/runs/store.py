@@ -102,7 +102,8 @@ class RunStore:
         for state in states:
             for step in state["trajectory"]:
                 self.num_turns += 1
-                if dict.__getitem__(step, "tokens") is None:
+                has_texts = bool((dict.get(step, "extras") or {}).get("logprobs"))  # by the texts of the tokens
+                if dict.__getitem__(step, "tokens") is None and not has_texts:
                     reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
                     self.without_tokens[reason] += 1
 

@@ -20,7 +20,7 @@ from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
 from verifiers.results.outputs import GenerateMetadata, GenerateOutputs
-from verifiers.results.rows import ErrorInfo, RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
@@ -114,13 +114,15 @@ class Library:
         index.read()
         described, replaced = self._describe(source), set(index.replaced)
         columns, metrics = index.columns, list(index.metrics.items())
+        failed = [row for row, error in enumerate(columns["error"]) if error is not None and row not in replaced]
+        errors = {row: stored["error"] for row, stored in zip(failed, index.rows(failed), strict=True)}
         outputs = [
             RolloutOutput(
                 example_id=columns["example"][row],
                 example_hash=columns["key"][row],
                 reward=columns["reward"][row],
                 metrics={name: values[row] for name, values in metrics},
-                error=error and ErrorInfo(error=error),
+                error=errors.get(row),
                 stop_condition=columns["stop_condition"][row],
                 timing={"total_ms": columns["total_ms"][row]},
                 token_usage={
@@ -129,14 +131,13 @@ class Library:
                     if not math.isnan(columns[name][row])
                 },
             )
-            for row, error in enumerate(columns["error"])
+            for row in range(len(columns["error"]))
             if row not in replaced
         ]
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
         summary = GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts)).summary()
         whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
-        unscored = {cause.removesuffix(" in None"): count for cause, count in summary["unscored"].items()}
-        return {**summary, **whole, "unscored": unscored}
+        return {**summary, **whole}
 
     def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
         """The first words of some saved rollouts, by row number."""

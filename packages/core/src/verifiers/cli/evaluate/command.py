@@ -344,7 +344,7 @@ def _notes(prepared: Prepared, results: Any) -> list[str]:
         from verifiers.runs.stopping import Decision
 
         notes.append(Decision(**stopped).sentence())
-    if facts := results.metadata.local_model:
+    if (facts := results.metadata.local_model) and "quantisation" in facts:  # a folder is the user's own model
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
             "scores say little about the environment"

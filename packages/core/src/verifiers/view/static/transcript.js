@@ -246,6 +246,7 @@ const reasons = { no_signal: "all siblings had the same reward", overlong: "too 
 // The panel beside the conversation: reward and its parts, answer, numbers, further columns.
 export function facts(rollout) {
   const scores = [...rollout.scores].sort((a, b) => (b.weight !== null) - (a.weight !== null));
+  const weighs = scores.some((score) => score.weight !== null); // the rollouts of a training are saved without weights
   const timing = rollout.timing || {};
   const usage = rollout.usage || {};
   const spent = ["setup_ms", "model_ms", "env_ms", "scoring_ms", "overhead_ms"].filter((name) => timing[name] >= 0.5);
@@ -253,10 +254,10 @@ export function facts(rollout) {
     h("section", { class: "reward" }, h("h3", null, "Reward"), h("p", { class: "big" }, isKnown(rollout.reward) ? number(rollout.reward) : "unknown"),
       isKnown(rollout.advantage) ? h("p", { class: "facts" }, `advantage ${number(rollout.advantage)}`) : null,
       scores.length ? h("table", null,
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), h("th", { scope: "col" }, "weight"), h("th", { scope: "col" }, "part"))),
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), weighs && ["weight", "part"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", null, scores.map((score) => h("tr", { class: score.weight === null ? "metric" : null },
           h("th", { scope: "row" }, visible(score.name)), h("td", null, number(score.value)),
-          h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part)))))) : null),
+          weighs && [h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part))])))) : null),
     ...(rollout.agent ? agentFacts(rollout.agent) : []),
     given(rollout.answer) ? h("section", null, h("h3", null, "Answer"), value(rollout.answer)) : null,
     h("section", null, h("h3", null, "Numbers"), list([
