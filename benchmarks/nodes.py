@@ -96,7 +96,7 @@ class Cluster:
         status, output = process.wait(600), self.machines.output(f"run{self.num_runs}")
         if status:
             raise RuntimeError(output)
-        return json.loads(output.strip().splitlines()[-1])
+        return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
 
 def cost(cluster: Cluster, nodes: int, num_rollouts: int, wait_s: float) -> Cost:
@@ -104,6 +104,7 @@ def cost(cluster: Cluster, nodes: int, num_rollouts: int, wait_s: float) -> Cost
     facts = cluster.facts(cluster.start(nodes, num_rollouts * nodes, wait_s))
     if len(facts["machines"]) != nodes:
         raise RuntimeError(f"{nodes} workers were placed on {facts['machines']}")
+    print(f"{nodes} nodes: {num_rollouts * nodes} rollouts in {facts['wall_s']:.2f} s", file=sys.stderr)
     return Cost(0.0, facts["wall_s"])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import Popen
 
 NETWORK = "10.77.41"
 RAY_PORT = 6391
@@ -25,7 +27,7 @@ RAY_AGENTS = (
     "dashboard-agent-listen-port",
 )
 START_S = 300
-ATTEMPTS = 5
+ATTEMPTS = 2
 
 
 def cannot() -> str | None:
@@ -46,7 +48,6 @@ class Machines:
 
     def __init__(self, folder: Path, count: int = 2, **variables: str):
         self.folder, self.processes, self.variables = folder, [], variables
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.addresses = [f"{NETWORK}.{number}" for number in range(1, count + 1)]
         self.names = {address: f"vf-{address.rpartition('.')[2]}-{os.getpid()}" for address in self.addresses}
         self.ray_folder = Path("/tmp") / f"vf-ray-{os.getpid()}"  # the path of a socket has at most 107 characters
@@ -83,31 +84,27 @@ class Machines:
 
     def kill(self, machine: str) -> None:
         """End all processes of a machine at once."""
-        listed = subprocess.run(
-            ["ip", "netns", "pids", self.names[machine]], capture_output=True, text=True, check=False
-        )
-        for pid in map(int, listed.stdout.split()):
+        for pid in self._pids(machine):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
 
-    def start(self, machine: str, *words: str, log: str, **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, machine: str, *words: str, log: str, **variables: str) -> Popen[bytes]:
         """Start a command; its output is in ``<folder>/<log>.log``."""
         environ = {
             **os.environ,
             "PYTHONWARNINGS": "ignore",
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": "60",
+            "RAY_raylet_start_wait_time_s": "240",
+            "RAY_agent_register_timeout_ms": "240000",
             **self.variables,
             **variables,
         }
         command = ["ip", "netns", "exec", self.names[machine], *words]
         with (self.folder / f"{log}.log").open("wb") as file:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=environ, stdout=file, stderr=file, start_new_session=True
-            )
+            process = Popen(command, cwd=self.folder, env=environ, stdout=file, stderr=file, start_new_session=True)
         self.processes.append(process)
         return process
 
@@ -120,51 +117,64 @@ class Machines:
         """What a command has written so far."""
         return (self.folder / f"{log}.log").read_text(errors="replace")
 
-    def wait_for(self, log: str, words: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    def wait_for(self, log: str, words: str, process: Popen[bytes] | None = None) -> None:
         """Wait until a command (the newest) has written ``words``."""
         process = process or self.processes[-1]
         deadline = time.monotonic() + START_S
         while words not in self.output(log):
             assert time.monotonic() < deadline, self.output(log)
             assert process.poll() is None, self.output(log)
+            self._announce_ports()
             time.sleep(0.5)
+
+    def _announce_ports(self) -> None:
+        """Write the file with the port of a node's agent: Ray reads it there, waits 15 s for it and then ends the node.
+
+        The port was given, but the agent itself writes the file, after imports that take longer on a busy machine.
+        """
+        for machine in self.addresses:
+            for pid in self._pids(machine):
+                with contextlib.suppress(OSError):
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                    node = re.search(r"raylet\0.*--node_id=(\w+)", command, re.S)
+                    for session in self.ray_folder.glob("session_2*") if node else ():
+                        port_file = session / f"dashboard_agent_listen_port_{node[1]}"
+                        if not port_file.exists():
+                            port_file.write_text(str(RAY_PORT + len(RAY_AGENTS)))
+
+    def _pids(self, machine: str) -> list[int]:
+        words = ["ip", "netns", "pids", self.names[machine]]
+        return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()]
 
     def start_ray(self, *num_cpus: int, **variables: str) -> str:
         """Start a Ray cluster with a node on each machine, of so many cores; return its address."""
-        address, logs = f"{self.addresses[0]}:{RAY_PORT}", {}
+        address = f"{self.addresses[0]}:{RAY_PORT}"
         for number, (machine, cores) in enumerate(zip(self.addresses, num_cpus, strict=True)):
-            logs[f"node{number}"] = machine, cores
-            if number == 0:
-                self._wait_for_node(address, *logs.popitem(), variables)
-        for log, (machine, cores) in logs.items():
-            self._start_node(address, machine, cores, log, variables)
-        for log, placed in logs.items():
-            self._wait_for_node(address, log, placed, variables)
+            log = f"node{number}"  # one after the other: nodes that start at once take the same name for a socket
+            for attempt in range(ATTEMPTS):
+                node = self._start_node(address, machine, cores, log, variables)
+                try:
+                    self.wait_for(log, "Ray runtime started", node)
+                    break
+                except AssertionError:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    self.kill(machine)
         return address
 
-    def _start_node(self, address: str, machine: str, cores: int, log: str, variables: Mapping[str, str]) -> None:
+    def _start_node(
+        self, address: str, machine: str, cores: int, log: str, variables: Mapping[str, str]
+    ) -> Popen[bytes]:
         ray = str(Path(sys.executable).with_name("ray"))
         words = ["--num-cpus", str(cores), "--block", "--object-store-memory", str(100 * 2**20)]
         for port, agent in enumerate(RAY_AGENTS, RAY_PORT + 1):  # not given, Ray waits 15 s for each, and fails
             words += [f"--{agent}", str(port)]
         if machine == self.addresses[0]:
-            words += ["--head", "--port", str(RAY_PORT), "--include-dashboard", "false"]
+            words += ["--head", "--port", str(RAY_PORT), "--include-dashboard", "false", "--no-monitor"]
             words += ["--temp-dir", str(self.ray_folder)]
         else:
             words += ["--address", address]
-        self.nodes[log] = self.start(machine, ray, "start", "--node-ip-address", machine, *words, log=log, **variables)
-
-    def _wait_for_node(self, address: str, log: str, placed: tuple[str, int], variables: Mapping[str, str]) -> None:
-        """Wait until a node runs; start it again where its agents missed the 15 s that Ray gives them."""
-        for attempt in range(ATTEMPTS):
-            if attempt or log not in self.nodes:
-                self.kill(placed[0])
-                if placed[0] == self.addresses[0]:
-                    shutil.rmtree(self.ray_folder, ignore_errors=True)
-                self._start_node(address, *placed, log, variables)
-            with contextlib.suppress(AssertionError):
-                return self.wait_for(log, "Ray runtime started", self.nodes[log])
-        raise AssertionError(self.output(log))
+        return self.start(machine, ray, "start", "--node-ip-address", machine, *words, log=log, **variables)
 
 
 def ip(*words: str) -> None:
