@@ -86,7 +86,8 @@ def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch
 def node_of_its_own(tmp_path, monkeypatch):
     """A cluster whose only node for workers has an empty folder where the driver has ``tmp_path / "environments"``.
 
-    The node is in a mount namespace of its own, as on a machine that does not share the driver's disk.
+    The node is in a mount namespace of its own, as on a machine that does not share the driver's disk. Its Python reads
+    ``tmp_path / "site"`` first.
     """
     from support.namespaces import cannot
 
@@ -103,7 +104,9 @@ def node_of_its_own(tmp_path, monkeypatch):
     shell = f"mount --bind {tmp_path / 'empty'} {folder} && exec {Path(sys.executable).with_name('ray')} start --block"
     command = ["unshare", "--mount", "sh", "-c", f"{shell} --num-cpus 2 --address {made.address}"]
     with (tmp_path / "node.log").open("wb") as log:
-        node = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": ""})
+        node = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+        )
     try:
         yield made.address, folder
     finally:
@@ -129,3 +132,19 @@ def test_an_environment_that_a_node_lacks_is_named_with_the_node_and_can_be_ship
     ray.init(address=address, logging_level="ERROR", log_to_driver=False, runtime_env=shipped)
     results = env.evaluate(ScriptedClient(lambda request: "abc"), "m", **options)
     assert results["reward"] == [3.0] * 4
+
+
+@pytest.fixture
+def without_verifiers(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['verifiers'] = None\n")
+
+
+def test_a_node_without_this_project_is_named(without_verifiers, node_of_its_own, tmp_path, monkeypatch):
+    address, folder = node_of_its_own
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "shipped_game", raising=False)
+    env = vf.load_environment("shipped_game", folder=str(tmp_path), num=4)
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    with pytest.raises(ConfigError, match=r"Ray node [0-9.]+: .*verifiers.*install them there"):
+        env.evaluate(ScriptedClient(lambda request: "abc"), "m", num_workers=1, worker_backend="ray")
