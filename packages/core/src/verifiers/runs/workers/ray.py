@@ -130,7 +130,8 @@ class _ActorEnd:
 def _on_this_node(error: BaseException) -> ConfigError:
     import ray
 
-    return ConfigError(f"Ray node {ray.util.get_node_ip_address()}: {error}; {_NEEDS}")
+    utilities: Any = ray.util  # its functions have no types
+    return ConfigError(f"Ray node {utilities.get_node_ip_address()}: {error}; {_NEEDS}")
 
 
 def _lost(error: BaseException) -> WorkerLost | ConfigError:
