@@ -126,6 +126,8 @@ def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypat
     assert json.loads(as_json.stdout)["plan"]["bottleneck"] == "generation"
     huge = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-with", "memory=1e6"])
     assert "DOES NOT FIT" in huge.stdout
+    embedded = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-on", "A100", "--engine", "embedded"])
+    assert "the first one also for inference" in embedded.stdout
     alone = CliRunner().invoke(train_command, [*WORDS, "--plan-on", "A100"])
     assert (alone.exit_code, "need --plan" in alone.stderr) == (2, True)
 

@@ -146,7 +146,10 @@ def train_command(
         make_importable(words)
         check_first(words)  # before torch is loaded, which takes seconds
         if plan:
-            return _show_plan(capacity.capacity_plan(words, plan_on, plan_from, plan_with), result, as_json)
+            samplers = ["samplers=0"] if options["engine"] == "embedded" else []
+            return _show_plan(
+                capacity.capacity_plan(words, plan_on, plan_from, [*samplers, *plan_with]), result, as_json
+            )
         with importing():
             from verifiers_trainer.cli.session import Session
 
