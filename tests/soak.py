@@ -194,6 +194,7 @@ def _run(kind: str, words: list[str], folder: str, log: str, failpoint: str, max
     os.close(file)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
     faulthandler.register(signal.SIGUSR1, sys.stderr)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a soak in the background of a script ignores Ctrl-C
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [f"vf-{kind}", *words]
