@@ -122,8 +122,8 @@ class HybridMathRubric(JudgeRubric):
             return await super().judge_score(prompt, completion, answer, state)
         question = await self.question(prompt, completion, answer)
         form = judging.letter_verdict_of(self.judge_prompt, question)
-        asked = question + form.request
-        texts = await asyncio.gather(*(self._ask(model, asked, state) for model in self.judge_models))
+        request = question + form.request
+        texts = await asyncio.gather(*(self._ask(model, request, state) for model in self.judge_models))
         state["judge_result"] = texts[0]
         letters = [judging.read_letter(text, verdict=form) for text in texts]
         verdict: float = await maybe_await(self.aggregation([float(letter == "A") for letter in letters]))
