@@ -281,16 +281,16 @@ class RowIndex:
 
     def _add(self, body: bytes) -> None:
         try:
-            head = _DECODER.decode(body)
-            if head.metrics is None and self._metric_names:
-                head = _head_of(decode_row(body), self._metric_names)
+            head: _Head | None = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
+            head = None
+        if head is None or (head.metrics is None and (self._metric_names or head.completion is None)):
             try:
                 head = _head_of(decode_row(body), self._metric_names)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 self._spans.pop()
                 raise JournalError(
-                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({error})"
+                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({type(error).__name__}: {error})"
                 ) from error
         number, columns = len(self) - 1, self.columns
         if head.rollout_key is not None:
