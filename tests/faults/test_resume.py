@@ -57,10 +57,10 @@ results = env.evaluate(
 print("done", len(results), results.metadata.avg_reward, results.metadata.status, flush=True)
 """
 
-LARGE = CHILD.replace(
-    "import verifiers as vf", "import verifiers as vf, verifiers.runs.large_store as large_store"
-).replace("env.evaluate(", "env.evaluate(keep_states=False, client=")
-LARGE = LARGE.replace("url, path", "large_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')
+LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store").replace(
+    "env.evaluate(", "env.evaluate(keep_states=False, client="
+)
+LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')
 """The same run, whose rollouts are not held."""
 
 

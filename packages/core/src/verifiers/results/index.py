@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ class RowIndex:
         """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))
 
-    def rows(self, numbers: Sequence[int]) -> Iterator[RolloutOutput]:
+    def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
         """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
@@ -358,9 +358,9 @@ class RowIndex:
         columns["sibling"].append(_number(head.sibling))
         columns["attempts"].append(_number(head.attempts))
         columns["trained"].append(_number(head.trained))
-        error = None if head.error is None else ErrorInfo.of(head.error)
-        columns["error"].append(None if error is None else error.get("error") or "unknown")
-        columns["cause"].append(None if error is None else f"{error.cause} in {error.get('where')}")
+        failure = None if head.error is None else ErrorInfo.of(head.error)
+        columns["error"].append(None if failure is None else failure.get("error") or "unknown")
+        columns["cause"].append(None if failure is None else f"{failure.cause} in {failure.get('where')}")
         columns["stop_condition"].append(head.stop_condition)
         columns["task"].append(head.task if type(head.task) is str else None)
         columns["served"].append("\n".join(head.served_models or ()) if head.completion else None)

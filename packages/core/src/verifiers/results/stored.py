@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,14 +42,14 @@ class StoredOutputs(GenerateOutputs):
     def __init__(
         self,
         index: RowIndex,
-        numbers: Sequence[int],
+        numbers: Iterable[int],
         facts: Mapping[str, Any],
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
         example_ids: Any = None,
     ):
-        self._index, self._numbers, self._facts = index, np.asarray(numbers, dtype=np.int64), dict(facts)
+        self._index, self._numbers, self._facts = index, np.fromiter(numbers, np.int64), dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
         self._example_ids = example_ids
         self._states = None

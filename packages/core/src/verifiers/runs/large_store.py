@@ -22,20 +22,10 @@ from verifiers.results.outputs import Measurements
 from verifiers.results.rows import RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
-from verifiers.runs.options import RunOptions
-from verifiers.runs.plan import NUM_COMPARED, Plan
+from verifiers.runs.plan import NUM_COMPARED
 from verifiers.runs.runner import Job
 from verifiers.runs.store import RunStore, no_key, other_than
-from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import rollout_key
-
-LARGE_PLAN = 20_000
-"""Rollouts of a plan from which on they are not held."""
-
-
-def is_large(plan: Plan, options: RunOptions, directory: RunDirectory | None) -> bool:
-    """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
-    return directory is not None and not options.keep_states and len(plan) >= LARGE_PLAN
 
 
 class LargeRunStore(RunStore):
@@ -59,15 +49,15 @@ class LargeRunStore(RunStore):
         self._rows = np.full(len(self.plan), -1, dtype=np.int64)
         """Row number in the journal by index in the plan; -1 = not finished, or stored since."""
 
-    def find(self, keys: Sequence[str]) -> list[int | None]:
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
         rows = self._index.keys.find(keys)
         self._is_newest[rows[rows >= 0]] = False
         return [None if row < 0 else row for row in rows.tolist()]
 
-    def has_error(self, rollout: int) -> bool:
-        return self._index.columns["error"].codes[rollout] >= 0
+    def has_error(self, rollout: Any) -> bool:
+        return bool(self._index.columns["error"].codes[rollout] >= 0)
 
-    def take(self, job: Job, rollout: int) -> None:
+    def take(self, job: Job, rollout: Any) -> None:
         self._rows[job.position] = rollout
 
     def outside(self) -> list[str]:

@@ -56,8 +56,8 @@ class Plan:
         """The columns of the first row; the others are assumed to have them too."""
         return set(self.examples[0].row)
 
-    def groups(self, chosen: bytes | bytearray | None = None) -> Iterator[list[Job]]:
-        """The jobs of one example at a time, or of those of which ``chosen`` has a 1 at the index of a rollout.
+    def groups(self, flags: bytes | bytearray | None = None) -> Iterator[list[Job]]:
+        """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of a rollout.
 
         Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
         """
@@ -66,7 +66,7 @@ class Plan:
         for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index) or [example]
             distinct = {row.hash: numbered(row, counts) for row in rows}
-            if chosen is None or 1 in chosen[position : position + count]:
+            if flags is None or 1 in flags[position : position + count]:
                 yield [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
             position += count
 

@@ -37,7 +37,6 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
 from verifiers.results.outputs import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
-from verifiers.runs.large_store import LargeRunStore, is_large
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.runner import (
@@ -53,7 +52,7 @@ from verifiers.runs.runner import (
     identity_of,
 )
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runs.store import SERVED_MODELS, RunStore
+from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await, num_positional
@@ -356,6 +355,8 @@ class Run:
         """Where finished rollouts go; those of a large run that is saved are not held in memory."""
         kind = RunStore
         if self.stopping is None and is_large(self.plan, self.options, directory):
+            from verifiers.runs.large_store import LargeRunStore
+
             kind = LargeRunStore
         return kind(self.plan, self.options, self.metadata, self.env.logger, directory)
 

@@ -45,6 +45,14 @@ SERVED_MODELS = "served_models"
 COST_SHARE = 0.02
 """Largest share of the run time spent on computing metadata; a long run computes it less often."""
 
+LARGE_PLAN = 20_000
+"""Rollouts of a plan from which on they are not held."""
+
+
+def is_large(plan: Plan, options: RunOptions, directory: RunDirectory | None) -> bool:
+    """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
+    return directory is not None and not options.keep_states and len(plan) >= LARGE_PLAN
+
 
 class RunStore:
     """The finished rollouts (and states) of one run; ``metadata(rows, status)`` summarises them."""
@@ -93,15 +101,15 @@ class RunStore:
         self.journal = stack.enter_context(self.directory.open_journal(read))
         self.num_saved = len(self.saved)
 
-    def find(self, keys: Sequence[str]) -> list[tuple[int, Mapping[str, Any]] | None]:
-        """See ``plan.Saved``."""
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        """See ``plan.Saved``: each with its line."""
         return [self.saved.pop(key, None) for key in keys]
 
-    def has_error(self, rollout: tuple[int, Mapping[str, Any]]) -> bool:
+    def has_error(self, rollout: Any) -> bool:
         """See ``plan.Saved``."""
         return bool(rollout[1].get("error"))
 
-    def take(self, job: Job, rollout: tuple[int, Mapping[str, Any]]) -> None:
+    def take(self, job: Job, rollout: Any) -> None:
         """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
 
         *Raises* JournalError that names the line of a row of another shape.

@@ -120,7 +120,7 @@ class Library:
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
         counts = {name: known(select(index.columns[name], rows)) for name in ("input_tokens", "output_tokens")}
-        summary["usage"] = {name: round(math.fsum(values)) for name, values in counts.items() if values}
+        summary["usage"] = {name: round(math.fsum(values)) for name, values in counts.items() if any(values)}
         whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
         return {**summary, **whole}
 
