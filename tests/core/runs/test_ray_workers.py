@@ -93,6 +93,7 @@ def node_of_its_own(tmp_path, monkeypatch):
 
     if missing := cannot():
         pytest.skip(missing)
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
     from ray.cluster_utils import Cluster
 
     folder = tmp_path / "environments"
@@ -119,6 +120,8 @@ def node_of_its_own(tmp_path, monkeypatch):
 def test_an_environment_that_a_node_lacks_is_named_with_the_node_and_can_be_shipped(
     node_of_its_own, tmp_path, monkeypatch
 ):
+    import ray
+
     address, folder = node_of_its_own
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "shipped_game", raising=False)
@@ -141,6 +144,8 @@ def without_verifiers(tmp_path):
 
 
 def test_a_node_without_this_project_is_named(without_verifiers, node_of_its_own, tmp_path, monkeypatch):
+    import ray
+
     address, folder = node_of_its_own
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "shipped_game", raising=False)
