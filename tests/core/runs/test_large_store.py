@@ -180,7 +180,7 @@ def test_a_line_without_a_key_is_refused(tmp_path):
 
     saved_run(tmp_path)
     with Journal.open(tmp_path / "results.jsonl") as journal:
-        journal.append_sync({"example_id": 1})
+        journal.append_sync({"example_id": 1, "prompt": "q", "completion": "a", "reward": 0.0})
     with pytest.raises(JournalError, match=r"results.jsonl:17: .*no rollout_key"):
         resumed(tmp_path)
 

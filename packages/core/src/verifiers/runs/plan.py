@@ -88,6 +88,9 @@ def numbered(example: Example, counts: dict[str, int]) -> Example:
 class Saved(Protocol):
     """The saved rollouts of a run, each an object of their own kind."""
 
+    num_saved: int
+    """Different rollouts that are saved."""
+
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
         """The newest rollout of each key, None where there is none."""
 
@@ -121,6 +124,8 @@ def pending(
     ``retry_errors``: a saved rollout with an error is pending again.
     """
     flags = bytearray(b"\1") * len(plan)
+    if not saved.num_saved:
+        return Pending(plan, flags)
     groups = plan.groups()
     while several := list(itertools.islice(groups, NUM_COMPARED)):
         found = iter(saved.find([rollout_key(job.example.hash, job.sibling) for jobs in several for job in jobs]))
