@@ -4,8 +4,12 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from support.warm import Warm
+from support.whole_files import WholeFiles, rank
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looked for once, not five times
 
@@ -29,7 +33,22 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse ids with an address: two workers would collect different tests, and none would run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse ids with an address: two workers would collect different tests, and none would run. Sort for several."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles | None:
+    """Whole files, unless another ``--dist`` is asked for."""
+    return WholeFiles(config, log) if config.getoption("dist") == "load" else None
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Children that start in a tenth of a second."""
+    with Warm() as warm:
+        yield warm

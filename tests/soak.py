@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import faulthandler
 import gzip
 import json
 import math
@@ -51,9 +52,12 @@ from verifiers.testing import Behaviour, FakeServer
 MARK = "VF_SOAK"
 """Environment variable of every process that the soak starts; a process that carries it was left behind."""
 HANG_S = 240.0
-"""No command of a round runs for longer, however loaded the machine."""
+"""No command of a round runs for longer. Seconds in which a thread of it waits for a processor are not counted, here
+and below: on a loaded machine that is most of the time, and no fault of the command."""
 ENDS_S = 60.0
-"""A signalled command has ended by then: a grace of 10 s, and a step of a training, on a loaded machine."""
+"""A signalled command has ended by then: a grace of 10 s, and a step of a training."""
+LONGEST_S = 1800.0
+"""No command runs for longer, whatever it waits for."""
 MEMORY_BYTES = 600 * 2**20
 """What the peak of one command may be above that of its undisturbed twin: several replies at their limit."""
 GROWTH_BYTES = 150 * 2**20
@@ -189,6 +193,8 @@ def _run(kind: str, words: list[str], folder: str, log: str, failpoint: str, max
     os.dup2(file, 2)
     os.close(file)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a soak in the background of a script ignores Ctrl-C
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [f"vf-{kind}", *words]
@@ -211,6 +217,7 @@ class Command:
     def __init__(self, process: Any, log: Path):
         self.process, self.log = process, log
         self.peak_bytes = 0
+        self._delays_ns: dict[str, int] = {}
 
     @property
     def text(self) -> str:
@@ -219,17 +226,41 @@ class Command:
 
     def wait(self, until: Callable[[], bool] = bool, timeout_s: float = HANG_S) -> bool:
         """Wait until it ends or ``until()`` holds; True when it has ended. Raises ``Violation`` when neither comes."""
-        deadline = time.monotonic() + timeout_s
+        began = before = time.monotonic()
+        counted_s = 0.0
+        self._starved_s()
         while True:
             ended = not self.process.is_alive()
             self._measure()
             if ended or until():
                 return ended
-            if time.monotonic() > deadline:
-                self.process.kill()
-                self.process.join()
-                raise Violation(f"a command did not end within {timeout_s:g} s: {self.text[-2000:]}")
+            now = time.monotonic()
+            if now - before > 1.0:
+                counted_s += max(0.0, now - before - self._starved_s())
+                before = now
+            if counted_s > timeout_s or now - began > LONGEST_S:
+                waited = f"{counted_s:.0f} s of its own, {now - began:.0f} s in all"
+                raise Violation(f"a command did not end within {timeout_s:g} s ({waited}): {self._end_with_stacks()}")
             time.sleep(0.05)
+
+    def _starved_s(self) -> float:
+        """The longest time that a thread of the command or of its children has waited for a processor since last."""
+        longest_ns = 0
+        for pid in (self.process.pid, *_descendants(self.process.pid)):
+            for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    waited_ns = int(file.read_text().split()[1])
+                    longest_ns = max(longest_ns, waited_ns - self._delays_ns.get(str(file), 0))
+                    self._delays_ns[str(file)] = waited_ns
+        return longest_ns / 1e9
+
+    def _end_with_stacks(self) -> str:
+        """Kill it; the end of what it printed, with the stacks of its threads."""
+        self.send(signal.SIGUSR1)  # to the handler of ``_run``
+        self.process.join(5.0)
+        self.process.kill()
+        self.process.join()
+        return self.text[-6000:]
 
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -262,6 +293,20 @@ class Command:
             lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
             peak = next(line for line in lines if line.startswith("VmHWM:"))
             self.peak_bytes = max(self.peak_bytes, int(peak.split()[1]) * 1024)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The children of a process, their children, and so on."""
+    children = collections.defaultdict(list)
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children[int(file.read_text().rpartition(")")[2].split()[1])].append(int(file.parent.name))
+    found, pending = [], [pid]
+    while pending:
+        below = children[pending.pop()]
+        found += below
+        pending += below
+    return found
 
 
 # --- disturbances -------------------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ def test_a_quick_run_prints_its_ratio_and_leaves_nothing_behind(script, tmp_path
     if script in NEEDS_TRAINER:
         pytest.importorskip("torch", reason="needs the trainer")
     ended = run(script, tmp_path, "--quick")
+    if ended.returncode == 77:  # needs what this machine lacks
+        pytest.skip(ended.stderr.strip())
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^\w+: .*over.*: \d+\.\d\dx", ended.stdout, re.MULTILINE), ended.stdout
     assert list(tmp_path.iterdir()) == []

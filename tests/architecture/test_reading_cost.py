@@ -4,37 +4,40 @@ A lower number is written here by whoever reaches it; nothing but a decision rai
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support import reading_cost
+from support.training_child import child_context
+
 SCRIPT = Path(__file__).parents[1] / "support/reading_cost.py"
 
 
-def cost(*arguments: str) -> tuple[int, int, list[str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr
-    measured = json.loads(ran.stdout.splitlines()[-1])
-    return len(measured["files"]), len(measured["edges"]), measured["files"]
+def cost(measured: str) -> tuple[int, int, list[str]]:
+    found = json.loads(measured)
+    return len(found["files"]), len(found["edges"]), found["files"]
 
 
 def test_one_row_of_five_turns_passes_through_few_files():
-    files, edges, names = cost("evaluation")
+    ran = subprocess.run([sys.executable, str(SCRIPT), "evaluation"], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    files, edges, names = cost(ran.stdout.splitlines()[-1])
 
     assert "verifiers/rollouts/loop.py" in names, "the recorder sees nothing"
     assert files <= 34, names
-    assert edges <= 87
+    assert edges <= 88  # was 87: the runner takes its jobs from the plan, so that a large run does not hold them
 
 
 def test_one_training_step_passes_through_few_files(tmp_path):
     pytest.importorskip("torch", reason="needs the trainer")
-    files, edges, names = cost("training", str(tmp_path))
+    child = child_context().Process(target=reading_cost.training_in_child, args=(str(tmp_path),))
+    child.start()
+    child.join(600)
+    assert child.exitcode == 0, "it hangs" if child.exitcode is None else "see above"
+    files, edges, names = cost((tmp_path / "measured.json").read_text())
 
     assert "verifiers_trainer/algorithm/losses.py" in names, "the recorder sees nothing"
     assert files <= 96, names

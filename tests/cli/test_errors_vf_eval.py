@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import socket
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.eval_command import last_word
+from verifiers.cli.common.streams import UNEXPECTED, fail
 from verifiers.testing import FakeServer
 from verifiers.testing.connection import Behaviour
 
@@ -301,3 +303,14 @@ def test_an_unreadable_log_level(vf_eval, monkeypatch):
     monkeypatch.setenv("VF_LOG_LEVEL", "loud")
     ran = vf_eval("toy", "-m", "m", "-b", "http://127.0.0.1:9/v1")
     assert (ran.code, "VF_LOG_LEVEL is 'LOUD'; it must be one of DEBUG" in ran.paragraph) == (2, True)
+
+
+def test_an_unexpected_error_names_the_line_of_the_authors_code(tmp_path, capsys):
+    (tmp_path / "mymod.py").write_text("def loss(row):\n    return row.logprobs\n")
+    with pytest.raises(AttributeError) as caught:
+        runpy.run_path(str(tmp_path / "mymod.py"))["loss"](object())
+    code, facts = fail(caught.value, command="vf-train", verbose=False)
+    assert (code, facts["type"]) == (UNEXPECTED, "AttributeError")
+    assert "has no attribute 'logprobs' at mymod.py:2 (-v shows the traceback)" in capsys.readouterr().err
+    fail(AttributeError("never raised"), command="vf-train", verbose=False)  # negative control: it has no line
+    assert " at " not in capsys.readouterr().err

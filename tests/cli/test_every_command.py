@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.eval_command import Ran
 from verifiers.runtime.install_lines import install_line
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,14 +36,14 @@ COMMANDS = ("vf-eval", *SMALL)
 HOSTILE = "no\x1b]0;owned\x07\x1b[2J\u202esuch"
 
 
-def run(command: str, *words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(command: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command as a child, without keys."""
     module = f"verifiers.cli.{command.removeprefix('vf-').replace('-', '_')}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "VF_"))}
     return subprocess.run(
         [sys.executable, "-m", module, *words],
         cwd=cwd,
-        env={**kept, **variables},
+        env=kept,
         capture_output=True,
         text=True,
         check=False,
@@ -48,46 +51,78 @@ def run(command: str, *words: str, cwd: Path | None = None, **variables: str) ->
     )
 
 
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """``run(command, *words, **variables)``: the command's entry point in this process, in an empty folder, without
+    keys. An exception is a failure of the test, where a child would print a traceback."""
+    for name in [name for name in os.environ if name.startswith(("OPENAI_", "VF_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def run_here(command: str, *words: str, **variables: str) -> Ran:
+        capfd.readouterr()
+        main = entry_point(command)
+        with monkeypatch.context() as call:
+            call.setattr(sys, "argv", [command, *words])
+            for name, value in variables.items():
+                call.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        streams = capfd.readouterr()
+        return Ran(ended.value.code or 0, streams.out, streams.err)
+
+    return run_here
+
+
+@functools.cache
+def scripts() -> dict[str, str]:
+    return tomllib.loads((REPOSITORY / "packages/core/pyproject.toml").read_text())["project"]["scripts"]
+
+
+def entry_point(command: str) -> Callable[[], None]:
+    module, _, name = scripts()[command].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def test_each_command_has_its_entry_point():
-    scripts = tomllib.loads((REPOSITORY / "packages/core/pyproject.toml").read_text())["project"]["scripts"]
     for command in COMMANDS:
-        module, _, name = scripts[command].partition(":")
-        assert callable(getattr(importlib.import_module(module), name))
+        assert callable(entry_point(command))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_and_says_how_to_complete(command, tmp_path):
-    ran = run(command, "--help", cwd=tmp_path)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    above_options = ran.stdout.partition("Options:")[0]
+def test_help_has_an_example_and_says_how_to_complete(command, run):
+    ran = run(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    above_options = ran.out.partition("Options:")[0]
     assert f"\n    {command}" in above_options
-    assert f"{command}" in ran.stdout.partition("Completion in bash: ")[2]
+    assert f"{command}" in ran.out.partition("Completion in bash: ")[2]
     for flag in ("--help", "--version", "--json", "--verbose", "--quiet"):
-        assert flag in ran.stdout
-    assert "Exit codes: 0 done, 2 something to correct, 3 " in ran.stdout
+        assert flag in ran.out
+    assert "Exit codes: 0 done, 2 something to correct, 3 " in ran.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_version_names_command_and_library(command, tmp_path):
-    ran = run(command, "--version", cwd=tmp_path)
+    """As a program, which the tests beside it are not: a start takes longer than what it does here."""
+    ran = start(command, "--version", cwd=tmp_path)
     assert (ran.returncode, ran.stdout.split(" ")[:2]) == (0, [f"{command},", "verifiers"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_wrong_options_are_all_named_in_one_json_object_and_escaped_in_text(command, tmp_path):
+def test_wrong_options_are_all_named_in_one_json_object_and_escaped_in_text(command, run, tmp_path):
     wrong = ["--jsn", "--quite", f"--{HOSTILE}"]
-    ran = run(command, *wrong, "--json", cwd=tmp_path)
-    said = json.loads(ran.stdout)
-    assert (ran.returncode, said["schema"], said["ok"], said["exit_code"]) == (2, 1, False, 2)
+    ran = run(command, *wrong, "--json")
+    said = json.loads(ran.out)
+    assert (ran.code, said["schema"], said["ok"], said["exit_code"]) == (2, 1, False, 2)
     keys = ("runs",) if command == "vf-eval" else SMALL[command]
     assert said.keys() == {"schema", "ok", "exit_code", "error", *keys}
-    text = run(command, *wrong, cwd=tmp_path)
-    assert (text.returncode, text.stdout) == (2, "")
-    assert "Traceback" not in text.stderr
-    assert "--jsn: no such option, did you mean --json?" in text.stderr
-    assert "--quite: no such option, did you mean --quiet?" in text.stderr
-    assert r"\x1b]0;owned\x07" in text.stderr
-    assert not {"\x1b", "\x07", "\u202e"} & {*text.stderr}
+    text = run(command, *wrong)
+    assert (text.code, text.out) == (2, "")
+    assert "Traceback" not in text.err
+    assert "--jsn: no such option, did you mean --json?" in text.err
+    assert "--quite: no such option, did you mean --quiet?" in text.err
+    assert r"\x1b]0;owned\x07" in text.err
+    assert not {"\x1b", "\x07", "\u202e"} & {*text.err}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,11 +135,11 @@ def test_what_a_terminal_does_with_a_raw_escape():
 
 
 @pytest.mark.parametrize("command", ["vf-eval", "vf-init", "vf-install", "vf-view", "vf-compare", "vf-rescore"])
-def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, tmp_path):
-    ran = run(command, HOSTILE, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert not {"\x1b", "\x07", "\u202e"} & {*ran.stderr}
-    assert "Traceback" not in ran.stderr
+def test_hostile_words_are_exit_2_escaped_and_write_nothing(command, run, tmp_path):
+    ran = run(command, HOSTILE)
+    assert (ran.code, ran.out) == (2, "")
+    assert not {"\x1b", "\x07", "\u202e"} & {*ran.err}
+    assert "Traceback" not in ran.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,13 +157,18 @@ def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, comman
 # --- completion ---------------------------------------------------------------------------------------------------
 
 
-def complete(command: str, words: list[str], cwd: Path) -> list[str]:
-    """What the shell is told for the last of ``words``, by click's protocol for bash."""
-    variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
-    asked = {variable: "bash_complete", "COMP_WORDS": " ".join([command, *words]), "COMP_CWORD": str(len(words))}
-    ran = run(command, cwd=cwd, **asked)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+@pytest.fixture
+def complete(run):
+    """``complete(command, words)``: what the shell is told for the last of ``words``, by click's protocol for bash."""
+
+    def ask(command: str, words: list[str]) -> list[str]:
+        variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
+        asked = {variable: "bash_complete", "COMP_WORDS": " ".join([command, *words]), "COMP_CWORD": str(len(words))}
+        ran = run(command, **asked)
+        assert ran.code == 0, ran.err
+        return ran.out.splitlines()
+
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -148,17 +188,17 @@ def complete(command: str, words: list[str], cwd: Path) -> list[str]:
         ("vf-compare", ["outp"], ["file,outp"]),
     ],
 )
-def test_the_shell_is_told_ids_words_flags_and_paths(command, words, offered, tmp_path):
-    assert complete(command, words, tmp_path) == offered
+def test_the_shell_is_told_ids_words_flags_and_paths(command, words, offered, complete):
+    assert complete(command, words) == offered
 
 
-def test_an_id_that_is_named_already_is_not_offered_again(tmp_path):
-    assert complete("vf-eval", ["reverse-text,reverse"], tmp_path) == ["file,reverse-text,reverse"]
+def test_an_id_that_is_named_already_is_not_offered_again(complete):
+    assert complete("vf-eval", ["reverse-text,reverse"]) == ["file,reverse-text,reverse"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_each_shell_is_printed(shell, tmp_path):
-    ran = run("vf-eval", cwd=tmp_path, _VF_EVAL_COMPLETE=f"{shell}_source")
-    assert ran.returncode == 0, ran.stderr
-    assert "vf-eval" in ran.stdout
-    assert f"_VF_EVAL_COMPLETE={shell}_complete" in ran.stdout
+def test_the_script_of_each_shell_is_printed(shell, run):
+    ran = run("vf-eval", _VF_EVAL_COMPLETE=f"{shell}_source")
+    assert ran.code == 0, ran.err
+    assert "vf-eval" in ran.out
+    assert f"_VF_EVAL_COMPLETE={shell}_complete" in ran.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import pty
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from support.eval_command import TOY, last_word
-from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay, status_line, waiting_lines
+from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay, TimeLeft, status_line, waiting_lines
 from verifiers.cli.evaluate.summary import transcript
 from verifiers.results.rows import ErrorInfo, RolloutOutput
 from verifiers.rollouts.state import State
@@ -63,6 +64,22 @@ def test_tokens_per_second_are_those_of_the_last_half_minute_and_of_the_whole_ru
     rates = [line.split(" tokens/s")[0].split(" · ")[-1] for line in stream.getvalue().splitlines() if " done" in line]
     assert rates == ["110", "105", "70", "33", "0", "0", "0", "0"]
     assert "26 tokens/s" in status_line(progress, now)
+
+
+def test_the_time_left_does_not_grow_by_the_jitter_of_single_rollouts_and_does_when_a_server_slows_down(progress):
+    progress.total, progress.done, progress.resumed = 40, 0, 0
+    shown, estimated, steady, now = [], [], TimeLeft(), 100.0
+    for gap in (*(1.0, 1.4, 0.8, 1.3, 1.0) * 4, *(6.0,) * 10):
+        now += gap
+        progress.done += 1
+        progress.last_done = now
+        left = (progress.total - progress.done) * (now - progress.started) / progress.done
+        estimated.append(left)
+        shown.append(steady.update(left, now))
+    jitter = slice(1, 20)
+    assert all(late <= early for early, late in itertools.pairwise(shown[jitter]))
+    assert any(late > early for early, late in itertools.pairwise(estimated[jitter]))  # negative control
+    assert shown[-1] >= 0.8 * estimated[-1]
 
 
 def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):

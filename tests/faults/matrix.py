@@ -59,7 +59,11 @@ ROWS: dict[int, Row] = {
         "kill -9 before the write, after it, after the fsync, before the acknowledgement, while resuming, at the end",
         "as above; groups stay whole",
         (
-            *_in(RESUME, "killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_whole"),
+            *_in(
+                RESUME,
+                "killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_whole",
+                "a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_twice",
+            ),
             *_in(JOURNAL, "killed_at_a_failpoint_the_run_resumes_without_loss_or_repetition"),
         ),
         (
@@ -291,6 +295,7 @@ ROWS: dict[int, Row] = {
                 "what_is_no_completion_is_a_malformed_response_and_never_a_key_error",
                 "whatever_the_server_says_is_one_of_our_errors_on_one_rollout",
                 "an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them",
+                "log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_turns_are_not_saved",
             ),
             *_in("core/clients/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
         ),
@@ -993,6 +998,7 @@ ROWS: dict[int, Row] = {
             "faults/test_soak",
             "rows_lost_doubled_mixed_or_invented_are_reported",
             "a_training_that_is_not_the_undisturbed_one_is_reported",
+            "a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_not_counted",
         ),
     ),
     72: Row(

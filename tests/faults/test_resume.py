@@ -5,6 +5,7 @@ process and is killed; the server counts what was asked for.
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -18,7 +19,9 @@ import verifiers as vf
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
 from support.small_envs import add_one, exact, single_turn, sums
+from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Plan, pending
+from verifiers.runs.store import RunStore
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -54,6 +57,12 @@ results = env.evaluate(
 print("done", len(results), results.metadata.avg_reward, results.metadata.status, flush=True)
 """
 
+LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store").replace(
+    "env.evaluate(", "env.evaluate(keep_states=False, client="
+)
+LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')
+"""The same run, whose rollouts are not held."""
+
 
 def solve(request):
     return str(int(request.prompt[-1]["content"].split()[0]) + 1)
@@ -74,10 +83,10 @@ def rows_of(folder):
     return list(read_journal(file)) if file.exists() else []
 
 
-def finish(warm, server, folder, grouped="alone", count=NUM_EXAMPLES):
+def finish(warm, server, folder, grouped="alone", count=NUM_EXAMPLES, code=CHILD):
     """Run to the end: exactly the pending rollouts are generated, and each planned one is saved once."""
     before, durable = server.count, len(rows_of(folder))
-    ended = warm.run(CHILD, server.url, folder, grouped, "save", count)
+    ended = warm.run(code, server.url, folder, grouped, "save", count)
     reward = 1.0 if grouped == "alone" else 1.0 + SIBLINGS
     assert ended.lines[-1] == f"done {count * SIBLINGS} {reward} complete", ended.stderr
     assert server.count - before == count * SIBLINGS - durable
@@ -126,6 +135,18 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
     if grouped == "grouped":
         assert set(Counter(row["example_id"] for row in rows).values()) <= {SIBLINGS}
     finish(warm, server, tmp_path, grouped)
+
+
+@pytest.mark.parametrize("place", [*PLACES[2:4], "atomic_write.before_rename:3", "atomic_write.before_rename:4"])
+def test_a_large_run_that_is_killed_at_a_failpoint_loses_no_row_and_does_none_twice(warm, server, tmp_path, place):
+    if place == "journal.open:1":
+        assert warm.run(LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, kill_after_lines=9).killed
+    ended = warm.run(LARGE, server.url, tmp_path, "grouped", "save", NUM_EXAMPLES, failpoint=place)
+    assert ended.killed, ended.stderr
+    assert len(rows_of(tmp_path)) >= sum(line.startswith("stored") for line in ended.lines)
+    finish(warm, server, tmp_path, "grouped", code=LARGE)
+    assert (tmp_path / "results.index").exists()
+    finish(warm, server, tmp_path, "grouped", code=LARGE)
 
 
 def test_rows_of_a_group_written_one_by_one_are_torn_apart_by_a_kill(warm, tmp_path):
@@ -244,9 +265,11 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
     """Negative control of refusing another configuration: what names a row on disk is its example and its sibling."""
     env = single_turn(3)
     env.evaluate(ScriptedClient("wrong"), "weak", results_path=tmp_path)
-    durable = {row["rollout_key"]: row for row in rows_of(tmp_path)}
-    plan = Plan(list(env.eval_table), [1] * 3)
-    assert pending(plan, durable, whole_groups=False, retry_errors=False).jobs == []
+    plan, logger = Plan(list(env.eval_table), [1] * 3), logging.getLogger()
+    store = RunStore(plan, RunOptions(), None, logger)
+    store.saved = {row["rollout_key"]: (1, row) for row in rows_of(tmp_path)}
+    store.num_saved = len(store.saved)
+    assert list(pending(plan, store, lambda job, row: None, whole_groups=False, retry_errors=False)) == []
     with pytest.raises(vf.RunMismatch, match="model was 'weak', now 'strong'"):
         env.evaluate(ScriptedClient(add_one), "strong", results_path=tmp_path)
 

@@ -12,6 +12,7 @@ import pytest
 import verifiers as vf
 from support.eval_command import last_word
 from support.small_envs import add_one, single_turn
+from verifiers.results import loading
 from verifiers.testing import FakeServer
 
 NUM_ROWS, FAILS_AT = 6, 3
@@ -122,11 +123,12 @@ FOREIGN = {
     "metrics are text": {"metrics": {"a": {}}, "error": 5, "timing": "late"},
     "an error that is a number": {"error": 5, "timing": [1]},
     "messages are numbers": {"prompt": [1, 2], "completion": [None]},
+    "nothing of a rollout, no key": {"hello": "world", "trajectory": None},
 }
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(kind, tmp_path):
+def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(kind, tmp_path, monkeypatch):
     play(tmp_path / "run")
     file = tmp_path / "run" / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -140,6 +142,8 @@ def test_a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line(
     with pytest.raises(vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"):
         play(tmp_path / "run", num_rows=NUM_ROWS + 1)
     assert file.read_bytes() == before
-    if "key" not in kind:
-        with pytest.raises(vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"):
-            vf.load_results(tmp_path / "run")
+    if "key" not in kind or kind.startswith("nothing"):
+        for large in (loading.LARGE_BYTES, 1):
+            monkeypatch.setattr(loading, "LARGE_BYTES", large)
+            with pytest.raises(vf.JournalError, match=r"results\.jsonl:3: this line is not a saved rollout"):
+                vf.load_results(tmp_path / "run")

@@ -305,6 +305,19 @@ def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_
     assert "log-probabilities" not in caplog.text
 
 
+def test_log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_turns_are_not_saved(tmp_path, caplog):
+    by_text = {"content": [{"token": "4", "logprob": -0.5}]}
+    body = json.dumps({"id": "1", "choices": [{**MESSAGE, "logprobs": by_text}]})
+    with FakeServer("1", script=lambda hit: Behaviour(body=body)) as server:
+        saved = {"sampling_args": {"logprobs": True}, "results_path": tmp_path / "a", "state_columns": ["trajectory"]}
+        results = single_turn(2).evaluate(client_of(server), "m", **saved)
+        assert results["states"][0]["trajectory"][0]["extras"]["logprobs"]["texts"] == ["4"]
+        assert "log-probabilities" not in caplog.text
+        forgotten = {**saved, "results_path": tmp_path / "b", "state_columns": []}
+        single_turn(2).evaluate(client_of(server), "m", **forgotten)
+    assert 'are not saved: save the turns as well, with state_columns=["trajectory"]' in caplog.text
+
+
 # --- a server that goes away ----------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,18 @@ def test_the_soak_itself_ends_with_what_repeats_its_violation(tmp_path, sabotage
     named = {"row": "acknowledged rows are lost", "process": "processes are left", "file": "temporary files are left"}
     assert named[sabotage] in report["violation"]
     assert "python3 run.py soak --seed 3 --first-round 1 --rounds 1" in ended.stderr
+
+
+def test_a_command_that_hangs_is_a_violation_though_waiting_for_a_processor_is_not_counted(tmp_path, monkeypatch):
+    def started():
+        process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        process.start()
+        return soak.Command(process, tmp_path / "log")
+
+    with pytest.raises(soak.Violation, match="did not end within 1 s"):
+        started().wait(timeout_s=1.0)
+    command = started()
+    monkeypatch.setattr(command, "_starved_s", lambda: 100.0)
+    monkeypatch.setattr(soak, "LONGEST_S", 3.0)
+    with pytest.raises(soak.Violation, match=r"0 s of its own, 3 s in all"):
+        command.wait(timeout_s=1.0)

@@ -9,7 +9,6 @@ import os
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -111,29 +110,30 @@ def test_codex_works_on_a_task_in_its_sandbox(solved):
     assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main"], 0)
 
 
-def there_is(mark):
-    """What exists of agents: processes with the mark in their arguments, sockets of this process, temporary folders."""
+def there_is(mark, folder):
+    """What exists of agents: processes with the mark in their arguments, sockets of this process, files in a folder."""
     arguments = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
     own = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return {
         "processes": sum(mark in line for line in arguments.splitlines()),
         "sockets": sum("socket:" in path for path in own),
-        "folders": len(list(Path(tempfile.gettempdir()).glob("verifiers-*"))),
+        "files": len(os.listdir(folder)),
     }
 
 
-def test_many_at_once_leave_nothing():
+def test_many_at_once_leave_nothing(tmp_path, monkeypatch):
     """Codex, 32 times at once. While all of them wait for the model, the same look sees them: the negative control."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes of this machine write to the usual one
     mark = f"run {time.time_ns()}"
     env_of("codex").evaluate(model_of("codex"), "m")  # starts the gateway and the zygote
-    before, seen, all_wait = there_is(mark), {}, asyncio.Event()
+    before, seen, all_wait = there_is(mark, tmp_path), {}, asyncio.Event()
     answer = model_of("codex")
 
     class Waiting(ScriptedClient):
         async def complete(self, request):
             self.in_flight += 1
             if self.in_flight == 32 and not seen:
-                seen.update(there_is(mark))
+                seen.update(there_is(mark, tmp_path))
                 all_wait.set()
             await asyncio.wait_for(all_wait.wait(), 240)
             return await answer.complete(request)
@@ -142,4 +142,4 @@ def test_many_at_once_leave_nothing():
     assert results["rewards"] == [1.0] * 32
     assert before["processes"] == 0
     assert min(seen["processes"], seen["sockets"] - before["sockets"]) >= 32, seen
-    assert there_is(mark) == before
+    assert there_is(mark, tmp_path) == before

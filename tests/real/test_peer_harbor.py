@@ -4,6 +4,7 @@ Run by ``python3 tests/real/peers.py harbor``, on Python 3.12.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("harbor", reason="harbor is not installed: python3 tests/rea
 import verifiers as vf
 from support.harbor_tasks import write_task
 from support.isolated import bubblewrap_or_skip
+from support.root_files import MARK, write_root
 from verifiers.testing import ScriptedClient
 from vf_shell_tasks import IMAGE, TASKS
 
@@ -26,9 +28,11 @@ def harbor_run(path, agent, out, *words):
     """The rewards by task, the exceptions by task, and what it printed, on one line."""
     bubblewrap_or_skip()
     command = [Path(sys.executable).with_name("harbor"), "run", "--path", path, "--agent", agent, "--env", SANDBOX]
+    local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it would look for prices on the network first
     ran = subprocess.run(
-        [*command, "-o", out, "-n", "4", *words], capture_output=True, text=True, check=False, timeout=540
-    )
+        [*command, "-o", out, "-n", "4", *words],
+        capture_output=True, text=True, check=False, timeout=540, env={**os.environ, **local},
+    )  # fmt: skip
     trials = [json.loads(file.read_text()) for file in Path(out).glob("*/*/result.json")]
     printed = " ".join((ran.stdout + ran.stderr).replace("│", " ").split())
     names = {trial["task_name"].rpartition("/")[2]: trial for trial in trials}
@@ -69,3 +73,19 @@ def test_a_dockerfile_with_commands_is_built_for_it(tmp_path):
     )
     rewards, failed, _ = harbor_run(task, "oracle", tmp_path / "out", "--ek", "host_images=debian:bookworm")
     assert (rewards, failed) == ({"built": 1.0}, {})
+
+
+def test_an_image_of_a_folder_is_its_root_file_system(tmp_path):
+    """Its programs and files are the image's: the host has no such mark, and the image no ``awk``."""
+    write_root(tmp_path / "images" / "debian_bookworm")
+    dockerfile = "FROM debian:bookworm\nWORKDIR /app\nRUN rm -r /etc/old && cat /etc/mark > made.txt\n"
+    solution = "#!/bin/sh\ncommand -v awk || [ -e /etc/old ] || cp made.txt out.txt\n"
+    test = f"""#!/bin/bash
+if [ "$(cat /app/out.txt)" = "{MARK}" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+    toml = '[environment]\nnetwork_mode = "no-network"\n'
+    task = write_task(tmp_path / "built", toml, dockerfile=dockerfile, solution=solution, test=test)
+    images = f"images={tmp_path / 'images'}"
+    for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+        rewards, failed, printed = harbor_run(task, agent, tmp_path / agent, "--ek", images)
+        assert (rewards, failed) == ({"built": reward}, {}), printed

@@ -38,6 +38,7 @@ def install_toy(folder: Path) -> None:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vf-toy\nVersion: 1.0\nSummary: Say it.\n")
     (about / "entry_points.txt").write_text("[verifiers.environments]\ntoy = toy:load_environment\n")
+    importlib.invalidate_caches()  # a finder that looked here a moment ago sees no newer folder
 
 
 def last_word(request: Any) -> str:

@@ -1,7 +1,7 @@
 """What a reader must open to follow one evaluation or one training step: files, and edges from file to file.
 
 ``python reading_cost.py evaluation`` and ``python reading_cost.py training FOLDER`` print a JSON object. Only calls
-count, not imports; what a test double does counts for neither.
+count, not imports; what a test double does counts for neither. Each is measured in a process that did nothing else.
 """
 
 from __future__ import annotations
@@ -101,15 +101,27 @@ def evaluation() -> Recorder:
 
 def training(folder: Path) -> Recorder:
     """One optimizer step on two groups of rollouts with the embedded engine."""
+    import torch
+
     from support.training import run, small_trainer
 
+    torch.set_num_threads(1)
     recorder = Recorder()
     run(small_trainer(folder / "first", max_steps=1, deterministic=True))
     recorder.record(lambda: run(small_trainer(folder / "second", max_steps=1, deterministic=True)))
     return recorder
 
 
+def as_json(recorder: Recorder) -> str:
+    """Names of files, and pairs of them."""
+    return json.dumps({"files": sorted(recorder.files), "edges": sorted(recorder.edges)})
+
+
+def training_in_child(folder: str) -> None:
+    """Write the object into ``measured.json``: for a process that was forked after the imports."""
+    Path(folder, "measured.json").write_text(as_json(training(Path(folder))))
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    found = evaluation() if sys.argv[1] == "evaluation" else training(Path(sys.argv[2]))
-    print(json.dumps({"files": sorted(found.files), "edges": sorted(found.edges)}))
+    print(as_json(evaluation() if sys.argv[1] == "evaluation" else training(Path(sys.argv[2]))))

@@ -71,6 +71,8 @@ def test_trainings_are_drawn_over_each_other(page, serve, three_trainings):
     page.wait_text("Learning curves of 3 trainings")
     lines = page.js("return [...document.querySelectorAll('.over polyline')].map((l) => l.getAttribute('points'))")
     assert [len(line.split()) for line in lines] == [4, 6, 5]
+    steps = page.js("return [...document.querySelectorAll('.over text[text-anchor=middle]')].map((t) => t.textContent)")
+    assert len(set(steps)) == len(steps) > 2
     assert page.texts(".settings th[scope=row]") == ["__proto__", "learning_rate", "model"]
     page.choose("Horizontal axis", "tokens")
     page.choose("Smoothing", "0")

@@ -130,3 +130,22 @@ def test_a_character_of_several_tokens_belongs_to_the_last():
     pieces = pieces_of("bytes")
     assert pieces(list("aé€b".encode())) == ["a", "", "é", "", "", "€", "b"]
     assert pieces([0xFF, 0x61])[-1].endswith("a")
+
+
+def test_a_training_names_its_model_by_its_newest_checkpoint(tmp_path):
+    view_runs.training(tmp_path / "words", num_steps=2)
+    for step, model in ((1, "before"), (2, "builtin:tiny")):
+        state = tmp_path / f"words/checkpoint-{step}"
+        state.mkdir()
+        (state / "rl_state.json").write_text(json.dumps({"model": model, "configuration": {"env_id": "sums"}}))
+    (source,) = Catalog([tmp_path]).sources().values()
+    assert (describe(source)["model"], describe(source)["env"]) == ("builtin:tiny", "sums")
+
+
+def test_the_settings_hold_what_a_model_of_this_process_samples_by_default(begun):
+    local = {"name": "small", "sampling": {"temperature": 1.0, "top_k": 0}}
+    facts = {"env_id": "tower", "model": "m", "status": "complete", "sampling_args": {"temperature": 0.5}}
+    (begun / "metadata.json").write_text(json.dumps(facts | {"local_model": local}))
+    (source,) = Catalog([begun.parents[1]]).sources().values()
+    settings = describe(source)["settings"]
+    assert (settings["sampling.temperature"], settings["sampling.top_k"]) == (0.5, 0)

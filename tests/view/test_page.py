@@ -92,7 +92,7 @@ def test_rows_sort_by_any_column(page, served):
     columns = served.ask(f"columns?run={quote(CAREFUL)}")
     assert f"{max(columns['columns']['reward']):.3f}" in rows_shown(page)[0]
     page.find("button[title='sort by Tokens']").click()
-    page.wait(lambda: str(max(columns["columns"]["output_tokens"])) in rows_shown(page)[0])
+    page.wait(lambda: f"{max(columns['columns']['output_tokens']):g}" in rows_shown(page)[0])
 
 
 # --- a rollout --------------------------------------------------------------------------------------------------
@@ -110,6 +110,7 @@ def test_a_rollout_is_opened_read_and_left_by_keys(page, served):
     assert "a: 3\nb: 1" in text
     assert "I need 3 x 1; the tool does it." in text
     assert "× 0.2" in text
+    assert page.texts("aside thead th") == ["function", "value", "weight", "part"]
     assert page.texts(".message .role")[:3] == ["user", "assistant", "tool"]
     assert "turn 2 · " in text
     assert "mean log-prob -" in text
@@ -589,7 +590,16 @@ def test_the_list_shows_the_settings_that_vary_and_on_a_phone_the_reward(page, s
     page.js("[...document.querySelectorAll('.chooser input')].pop().click()")
     page.wait(lambda: "Size" in page.texts(".head [role=columnheader]"))
     size = page.driver.get_window_size()
+    is_wide = "return document.querySelector('.table').classList.contains('wide')"
+    fits = "return document.querySelector('.head').scrollWidth <= document.querySelector('.table').clientWidth"
     try:
+        page.driver.set_window_size(2200, 800)
+        page.wait(lambda: not page.js(is_wide) and page.js(fits))
+        page.driver.set_window_size(1000, 800)  # the last columns are reached by scrolling within the table
+        page.wait(lambda: page.js(is_wide))
+        page.js("document.querySelector('.table').scrollLeft = 10000")
+        last = "return [...document.querySelectorAll('.head > div')].pop().getBoundingClientRect().right"
+        page.wait(lambda: page.js(last) <= page.js("return innerWidth"))
         page.driver.set_window_size(500, 800)
         page.wait(lambda: page.texts(".head [role=columnheader]") == ["Run", "Reward"])
         edge = page.js("return [...document.querySelectorAll('.body .row > div')][1].getBoundingClientRect().right")

@@ -37,6 +37,7 @@ def test_tokens_of_a_trained_rollout_are_coloured_by_what_they_are_chosen_by(pag
     assert steps == [1, 2, 3, 4, -5]
     page.open(server.url + "#/training/learner/4/0")
     page.wait_text("log-probabilities of")
+    assert page.texts("aside thead th") == ["function", "value"]  # the weights are not saved there
     saved = json.loads((learner / "learner/completions/step-4.jsonl").read_text().splitlines()[0])
     turn = saved["turn_tokens"][0]
     assert "".join(page.texts(".message.assistant .token[title]")) == "".join(turn["texts"])

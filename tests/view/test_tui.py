@@ -192,13 +192,24 @@ def test_the_numbers_count_errors_by_cause_and_what_is_solved(tmp_path):
     summary = env.evaluate(ScriptedClient(reply), "m", **options).summary()
     found = Library(Catalog([tmp_path])).numbers("evals/sums--m/1")
     assert found["errors"] == summary["errors"] == {"ModelUnavailable": 2}
-    assert found["unscored"] == {"ScoringError": 2}
-    for name in ("avg_reward", "reward_stderr", "avg_success", "success_stderr", "pass_at_k", "usage", "cost_usd"):
+    ((cause, count),) = found["unscored"].items()
+    assert (cause.startswith("RuntimeError in right"), count) == (True, 2)
+    for name in (
+        "unscored",
+        "error_causes",
+        "avg_reward",
+        "reward_stderr",
+        "avg_success",
+        "success_stderr",
+        "pass_at_k",
+        "usage",
+        "cost_usd",
+    ):
         assert found[name] == summary[name], name
     assert found["pass_at_k"]["2"] == 0.5
     lines = dict(number_lines(found))
-    assert lines["errors"] == "2 × ModelUnavailable"
-    assert lines["unscored"] == "2 × ScoringError; not in the mean"
+    assert lines["errors"].startswith("2 × ModelUnavailable: 503 (test_tui.py:")
+    assert lines["unscored"] == f"2 × {cause}; not in the mean"
 
 
 async def test_escapes_of_a_model_reach_neither_the_terminal_nor_the_clipboard(app, monkeypatch):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 
-import anthropic
 import openai
 import pytest
-from anthropic.types import Message as AnthropicMessage
-from anthropic.types import RawMessageStreamEvent
-from anthropic.types.message_create_params import MessageCreateParamsStreaming
 from openai.types.responses import Response as OpenAIResponse
-from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic import TypeAdapter
 
 import verifiers as vf
@@ -108,6 +104,8 @@ def test_the_openai_sdk_reads_a_stream_of_chat_completions(openai_client):
 
 @pytest.fixture
 def anthropic_client(server):
+    import anthropic  # late: it takes two CPU seconds, in every process that collects the tests
+
     with anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0) as client:
         yield client
 
@@ -118,13 +116,15 @@ def messages_call(**fields):
 
 
 def check_message(message):
+    from anthropic.types import Message
+
     thinking, text, *calls = message.content
     assert (thinking.thinking, text.text, message.stop_reason) == ("two sums", "Let me add.", "tool_use")
     assert [(call.id, call.name, call.input) for call in calls] == [("c1", "add", {"a": 1}), ("c2", "add", {"a": 2})]
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (5, 12, 3)
     assert usage.output_tokens == 7
-    AnthropicMessage.model_validate(message.model_dump(by_alias=True))  # strictly: every field is there
+    Message.model_validate(message.model_dump(by_alias=True))  # strictly: every field is there
 
 
 def test_the_anthropic_sdk_reads_a_message(anthropic_client):
@@ -140,13 +140,15 @@ def test_the_anthropic_sdk_reads_a_stream_of_a_message(anthropic_client):
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, anthropic.BadRequestError), (429, anthropic.RateLimitError), (529, anthropic.APIStatusError)],
+    [(400, "BadRequestError"), (429, "RateLimitError"), (529, "APIStatusError")],
 )
 def test_the_anthropic_sdk_reads_an_error(status, kind):
+    import anthropic
+
     body = json.dumps(DIALECTS["messages"].error_body(status, "no room"))
     with FakeServer(script=[Behaviour(status, body=body)]) as server:
         with anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0) as client:
-            with pytest.raises(kind, match="no room") as caught:
+            with pytest.raises(getattr(anthropic, kind), match="no room") as caught:
                 client.messages.create(**messages_call())
     assert caught.value.status_code == status
 
@@ -171,9 +173,13 @@ def exhausted(value):
 
 
 @pytest.mark.parametrize(
-    ("name", "params"), [("responses", ResponseCreateParamsStreaming), ("messages", MessageCreateParamsStreaming)]
+    ("name", "module", "params"),
+    [
+        ("responses", "openai.types.responses.response_create_params", "ResponseCreateParamsStreaming"),
+        ("messages", "anthropic.types.message_create_params", "MessageCreateParamsStreaming"),
+    ],
 )
-def test_a_request_is_of_the_types_of_the_vendor(name, params):
+def test_a_request_is_of_the_types_of_the_vendor(name, module, params):
     image = vf.ImageUrlContentPart("data:image/png;base64,iVBORw0KGgo=")
     talk = [
         *TALK,
@@ -186,7 +192,7 @@ def test_a_request_is_of_the_types_of_the_vendor(name, params):
     sampling = {"max_tokens": 5, "temperature": 0.5, "tool_choice": "auto", "reasoning_effort": "low"}
     sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     body = DIALECTS[name].request_body(vf.ModelRequest(talk, "m", tools=[ADD], sampling_args=sampling), stream=True)
-    adapter = TypeAdapter(params)
+    adapter = TypeAdapter(getattr(importlib.import_module(module), params))
     exhausted(adapter.validate_python(body))
     broken = json.loads(json.dumps(body).replace('"call_id"', '"call"').replace('"tool_use_id"', '"tool_use"'))
     with pytest.raises(ValueError):
@@ -299,6 +305,8 @@ def their_message_events():
 
 
 async def test_our_client_reads_a_stream_of_the_anthropic_types():
+    from anthropic.types import RawMessageStreamEvent
+
     adapter = TypeAdapter(RawMessageStreamEvent)
     events = [adapter.validate_python(event) for event in their_message_events()]
     lines = [f"event: {event.type}\ndata: {event.model_dump_json()}\n\n" for event in events]

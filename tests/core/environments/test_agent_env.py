@@ -162,8 +162,9 @@ def test_claude_code_is_called_as_recorded_and_served_in_its_dialect(tmp_path, m
 def test_an_agent_that_dies_is_quoted_and_keeps_its_turns():
     script = CLIENT + "chat([user('x')])\nprint('about to fail')\nraise ValueError('no such luck')"
     results = run(script, ["hello"])
-    assert failure(results).startswith("AgentError: the agent 'python3' ended with exit code 1; its log ends with: ")
-    assert "ValueError: no such luck" in failure(results)
+    message = failure(results)
+    assert message.startswith("AgentError: the agent 'python3 agent.py' ended with exit code 1; its log ends with: ")
+    assert message.endswith("raise ValueError('no such luck') | ValueError: no such luck"), "no line of marks alone"
     assert len(only(results)["trajectory"]) == 1
     assert only(results).reward != only(results).reward  # unknown
 
@@ -178,17 +179,29 @@ def test_an_agent_that_fails_over_an_answer_that_was_cut_is_scored():
 
 def test_an_agent_that_is_killed():
     script = CLIENT + "import signal\nchat([user('x')])\nos.kill(os.getpid(), signal.SIGKILL)"
-    assert failure(run(script, ["a"])) == "AgentError: the agent 'python3' was ended by signal 9; it wrote nothing"
+    message = failure(run(script, ["a"]))
+    assert message == "AgentError: the agent 'python3 agent.py' was ended by signal 9; it wrote nothing"
 
 
 def test_an_agent_that_does_not_start():
     message = failure(run(command=["no-such-program"]))
     assert message.startswith("AgentError: the agent 'no-such-program' could not be started: FileNotFoundError")
+    assert message.endswith("after its first word: ['python3', 'agent.py', '{prompt}']")
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = failure(run(command=["python3", "agnt.py"]))
+    assert message.startswith("AgentError: the agent 'python3 agnt.py' ended with exit code 2; its log ends with: ")
+    assert message.endswith(f"; agnt.py is no file of the working directory {tmp_path}, so it was not copied")
 
 
 def test_an_agent_that_never_calls_the_model():
     message = failure(run("print('I know it')"))
-    assert message == "AgentError: the agent 'python3' ended without a model call; its log ends with: I know it"
+    assert message == (
+        "AgentError: the agent 'python3 agent.py' ended without a model call (its address is in OPENAI_BASE_URL and "
+        "ANTHROPIC_BASE_URL); its log ends with: I know it"
+    )
 
 
 def test_an_agent_that_hangs_is_ended():
@@ -197,7 +210,8 @@ def test_an_agent_that_hangs_is_ended():
         CLIENT + "chat([user('x')])\nprint('waiting', flush=True)\ntime.sleep(600)", ["a"], max_idle_seconds=1
     )
     assert failure(results) == (
-        "SandboxLimit: the agent 'python3' was ended: it neither called the model nor ended for 1 s (max_idle_seconds)"
+        "SandboxLimit: the agent 'python3 agent.py' was ended: it neither called the model nor ended for 1 s "
+        "(max_idle_seconds)"
     )
     assert only(results)["agent"]["log"] == "waiting\n"
     assert time.monotonic() - started < 15
@@ -208,7 +222,7 @@ def test_an_agent_that_floods_is_ended_and_its_log_is_bounded():
     results = run(script, ["a"], max_output_mb=0.5, max_log_kb=2)
     assert (
         failure(results)
-        == "SandboxLimit: the agent 'python3' was ended: it wrote more than 524288 bytes (max_output_mb)"
+        == "SandboxLimit: the agent 'python3 agent.py' was ended: it wrote more than 524288 bytes (max_output_mb)"
     )
     log = only(results)["agent"]["log"]
     assert log.startswith("first words")
@@ -218,7 +232,9 @@ def test_an_agent_that_floods_is_ended_and_its_log_is_bounded():
 
 def test_an_agent_that_uses_too_much_memory():
     results = run(CLIENT + "chat([user('x')])\nb = b'x' * 2**30\ntime.sleep(20)", ["a"], memory_gb=0.25)
-    assert failure(results) == "SandboxLimit: the agent 'python3' was ended: its sandbox reached the limit of memory"
+    assert failure(results) == (
+        "SandboxLimit: the agent 'python3 agent.py' was ended: its sandbox reached the limit of memory (memory_gb)"
+    )
 
 
 def test_a_dialect_that_is_not_offered_is_named():
@@ -229,7 +245,7 @@ def test_a_dialect_that_is_not_offered_is_named():
 
 def test_a_path_that_is_not_offered_is_named():
     message = failure(run(CLIENT + "call('embeddings', {'input': 'x'})"))
-    assert "POST /v1/embeddings, which is not offered; offered are chat/completions, responses, messages" in message
+    assert message.count("POST /v1/embeddings, which is not offered; offered are chat/completions, responses") == 1
 
 
 def test_a_request_that_cannot_be_read_is_named():

@@ -13,6 +13,7 @@ import pytest
 import verifiers as vf
 from support.harbor_tasks import IMAGE, TEST, write_task
 from support.isolated import bubblewrap_or_skip
+from support.overlays import without_overlay
 from support.root_files import write_root
 from verifiers.environments.harbor.images import Image, ImageStore, inside_root
 from verifiers.testing import ScriptedClient
@@ -238,20 +239,30 @@ RUN mkfifo pipe && ln -s /usr/built link && pwd > where
 """
 
 
-def test_a_task_is_built_played_and_graded_in_its_image(root, tmp_path):
+@pytest.fixture(params=["overlay", "copy"])
+def is_copied(request, cache, tmp_path):
+    """Whether the cache of images is where the kernel mounts no overlay, so that each sandbox has a copy."""
+    places = [cache] if request.param == "overlay" else without_overlay(tmp_path / "mounted")
+    for place in places:
+        if place != cache:
+            cache.symlink_to(place)
+        yield place != cache
+
+
+def test_a_task_is_built_played_and_graded_in_its_image(root, tmp_path, is_copied):
     path = source("save", root, tmp_path)
     test = TEST.replace("if [", "[ -e /usr/built ] && [ ! -e /usr/bin/sleep ] || exit 1\nif [")
     task = write_task(tmp_path / "one", 'artifacts = ["/app"]', dockerfile=DOCKERFILE, test=test)
     commands = [
         "pwd; ls /etc/old; cat /etc/old/who /data/start.txt link where; command -v sleep perl; echo $PATH,$FROM_IMAGE",
-        "ls -d /srv /etc/mark; [ -p pipe ] && echo a pipe; rm -r /data; echo right > out.txt",
+        "ls -d /srv /etc/mark /opt/sandbox/image; [ -p pipe ] && echo a pipe; rm -r /data; echo right > out.txt",
     ]
     results = play(task, commands, {IMAGE: path})
     assert results["errors"] == [None]
     first, second = [message["content"] for message in results["completions"][0] if message["role"] == "tool"]
     assert first.split() == ["/app", "who", "me", "start", "built", "/app", "/opt/own:/opt/tools:/usr/bin,yes"]
     assert "No such file" in second
-    assert ("/srv" in second, "a pipe" in second) == (True, True)
+    assert ("/srv\n" in second, "a pipe" in second, "/opt/sandbox/image\n" in second) == (True, True, is_copied)
     assert results["rewards"] == [1.0]
     assert play(task, ["echo wrong > out.txt"], {IMAGE: path})["rewards"] == [0.0]
 

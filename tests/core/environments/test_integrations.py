@@ -1,5 +1,6 @@
 """A library that an environment stands on: absent, it is named with its extra; broken, it speaks for itself."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -17,8 +18,13 @@ CASES = {
 PACKAGES = {"GymEnv": "gymnasium"}
 
 
-def use(name, prepare):
-    """What a fresh process says to ``hasattr``, to the name and to the constructor, after ``prepare``."""
+@pytest.fixture
+def use(warm):
+    """What a process of its own says to ``hasattr``, to the name and to the constructor, after a preparation."""
+    return functools.partial(used, warm)
+
+
+def used(warm, name, prepare):
     module, _, _, construct = CASES[name]
     program = f"""
         import sys
@@ -32,13 +38,13 @@ def use(name, prepare):
             except Exception as error:
                 print(type(error).__name__, error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    ended = warm.run(textwrap.dedent(program))
+    assert ended.returncode == 0, ended.stderr
+    return ended.lines
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_the_library_the_extra_and_the_command_are_named(name):
+def test_without_the_library_the_extra_and_the_command_are_named(use, name):
     _, title, extra, _ = CASES[name]
     package = PACKAGES.get(name, CASES[name][0])
     sentence = f"needs {title}, which is not installed: {install_line('verifiers', extra)}"
@@ -50,7 +56,7 @@ def test_without_the_library_the_extra_and_the_command_are_named(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_broken_library_shows_its_own_error(name, tmp_path):
+def test_a_broken_library_shows_its_own_error(use, name, tmp_path):
     package = tmp_path / PACKAGES.get(name, CASES[name][0])
     package.mkdir()
     assert (
@@ -63,7 +69,7 @@ def test_a_broken_library_shows_its_own_error(name, tmp_path):
     ]
 
 
-def test_a_bare_folder_of_the_name_is_no_package(tmp_path):
+def test_a_bare_folder_of_the_name_is_no_package(use, tmp_path):
     (tmp_path / "textarena").mkdir()
     # with what it stands on, before its folder is hidden too
     hide = "import verifiers.environments.base, verifiers.environments.integrations; "

@@ -23,6 +23,7 @@ def folder(tmp_path, monkeypatch):
     """An empty working folder; modules imported from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "toy", raising=False)  # that of another file's tests
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

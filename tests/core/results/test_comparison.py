@@ -125,6 +125,16 @@ def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_example
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
+def test_an_exact_p_against_the_interval_is_named():
+    changes = [-3, -2, -1, -1, -1, -1, -1, 1]
+    found = difference([[0.5]] * 8, [[0.5 + change / 8] for change in changes])
+    assert found.high < 0
+    assert found.p == pytest.approx(14 / 256)
+    assert found.sentence().startswith("not distinguishable with 8 examples (p = 0.055; it decides where")
+    clear = difference([[0.5]] * 8, [[0.4], [0.6]] * 4)  # negative control: the interval holds zero
+    assert "decides" not in clear.sentence()
+
+
 def test_no_verdict_says_that_there_is_no_difference():
     rng = np.random.default_rng(4)
     before = rng.random((10, 1))

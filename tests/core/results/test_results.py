@@ -3,9 +3,11 @@
 import json
 import math
 import pickle
+import runpy
 
 import pytest
 
+import verifiers as vf
 from verifiers.errors import ConfigError, JournalError, ModelUnavailable, ScoringError, UsageError
 from verifiers.results import (
     GenerateMetadata,
@@ -15,13 +17,24 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.rows import row_for_disk, state_to_output
+from verifiers.results.rows import ErrorInfo, row_for_disk, state_to_output
+from verifiers.results.texts import cause_text, number_lines
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runtime.json import encode_row
 from verifiers.storage.journal import Journal
+from verifiers.testing import ScriptedClient
 from verifiers.types import AssistantMessage, UserMessage
 
 NAN = math.nan
+BOARD = """
+import verifiers as vf
+
+class Game(vf.MultiTurnEnv):
+    async def env_response(self, messages, state):
+        if int(messages[0].content) % 2:
+            return state["board"]
+        raise ValueError(f"no move {messages[0].content}")
+"""
 
 
 def state_of(example, reward, **more):
@@ -183,6 +196,33 @@ def test_the_summary_is_json_with_the_promised_fields():
     assert summary["errors"] == {"ModelUnavailable": 1}
     assert (summary["path"], summary["seconds"]) == ("/runs/1", 2.0)
     assert summary["latency"] == {"median_ms": 150.0, "p95_ms": 200.0, "p99_ms": 200.0, "max_ms": 200.0}
+
+
+def test_errors_are_counted_by_message_and_line_of_the_authors_code(tmp_path):
+    (tmp_path / "sums.py").write_text(BOARD)
+    rows = [{"question": str(n)} for n in range(6)]
+    game = runpy.run_path(str(tmp_path / "sums.py"))["Game"]
+    env = game(dataset=rows, max_turns=2, rubric=vf.Rubric([lambda state: 1.0]))
+    summary = env.evaluate(ScriptedClient("x"), "m", rollouts_per_example=1).summary()
+    assert summary["errors"] == {"EnvironmentFault": 6}
+    assert summary["error_causes"] == {
+        "EnvironmentFault: env_response raised KeyError: 'board' (sums.py:7)": 3,
+        "EnvironmentFault (sums.py:8)": 3,  # three messages
+    }
+    assert "3 × EnvironmentFault: env_response raised KeyError" in dict(number_lines(summary))["errors"]
+
+
+def test_few_causes_are_listed_and_the_rest_is_counted():
+    text = cause_text({f"Fault{n}": 10 - n for n in range(8)})
+    assert text.endswith("6 × Fault4; 12 × others")
+    assert "others" not in cause_text({"Fault": 3})
+
+
+def test_a_frame_of_a_library_is_not_the_authors_line():
+    with pytest.raises(ValueError) as caught:  # the deepest frames are those of json
+        json.loads("{")
+    assert ErrorInfo.of(caught.value).author_line.startswith("test_results.py:")
+    assert ErrorInfo.of(ValueError("never raised")).author_line is None
 
 
 def test_an_unknown_fact_is_a_programming_error():

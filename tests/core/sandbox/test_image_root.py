@@ -1,12 +1,14 @@
 """A sandbox whose root file system is a folder of the host's: its files, its programs, and changes in memory alone."""
 
 import asyncio
+import contextlib
 import os
 
 import pytest
 
 import verifiers as vf
 from support import isolated
+from support.overlays import without_overlay
 from support.root_files import MARK, write_root
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.host import mounts
@@ -22,10 +24,17 @@ def give(folder):
     return folder
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
+@pytest.fixture(scope="module", params=["overlay", "copy"])
+def root(request, tmp_path_factory):
+    """A root file system, also where the kernel refuses an overlay of it."""
     base = tmp_path_factory.mktemp("root")
-    return give(write_root(base / "files"))
+    places = [base] if request.param == "overlay" else without_overlay(base)
+    for place in places:
+        yield give(write_root(place / "files"))
+
+
+def is_copied(root):
+    return "base" in root.parts
 
 
 def in_sandbox(use, **spec):
@@ -78,10 +87,21 @@ def test_files_are_copied_in_and_out_and_what_is_changed_counts_as_files(root, t
         full = await sh(sandbox, "cat /dev/zero > /srv/big")
         return taken, full, await sandbox.exec("open('/srv/data/a.txt').read()", timeout_s=20)
 
-    taken, full, read = in_sandbox(use, root=str(root), file_mb=8, memory_mb=64)
+    file_mb = 48 if is_copied(root) else 8
+    taken, full, read = in_sandbox(use, root=str(root), file_mb=file_mb, memory_mb=128)
     assert taken.is_folder
     assert "No space left" in full.stderr
     assert read.value == "'one'", "Python calls run in the interpreter of the host, beside the image"
+
+
+def test_an_image_is_copied_only_where_the_kernel_mounts_no_overlay_and_only_where_it_fits(root):
+    async def use(sandbox):
+        return await sh(sandbox, "test -e /opt/sandbox/image && echo a copy")
+
+    assert in_sandbox(use, root=str(root)).stdout == ("a copy\n" if is_copied(root) else "")
+    refused = r"kernel refuses an overlay .*Invalid argument.* cannot be copied into the 1 MB of .*No space left"
+    with pytest.raises(vf.SandboxUnavailable, match=refused) if is_copied(root) else contextlib.nullcontext():
+        in_sandbox(use, root=str(root), file_mb=1, memory_mb=64)
 
 
 def test_the_interpreter_of_the_host_runs_beside_an_image_without_its_libraries(root):

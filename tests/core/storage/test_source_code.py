@@ -35,8 +35,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "unrelated.py").write_text("")
     yield tmp_path
-    for name in ("sums", "helper", "package", "package.part", "package.other"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("sums", "helper", "package", "constants")]:
+        del sys.modules[name]
 
 
 def loaded(folder, name="sums"):
@@ -75,6 +75,31 @@ def test_of_a_package_the_modules_that_are_used_count(folder):
 
     assert set(source_hashes([score])) == {"package/part.py"}
     assert set(source_hashes([sys.modules["package"].score, vf])) == {"package/part.py"}
+
+
+def test_modules_that_are_imported_for_a_constant_or_inside_a_function_count(folder):
+    """Nothing in the importing module's namespace leads to them."""
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text(
+        "from .values import BONUS\nfrom . import words\n"
+        "def score(completion):\n    from package.later.late import extra\n    return BONUS + extra\n"
+    )
+    for name, text in {"values": "BONUS = 1.0", "words": "LIST = []", "other": "", "extra": ""}.items():
+        (package / f"{name}.py").write_text(text)
+    (package / "later").mkdir()
+    (package / "later/__init__.py").write_text("")
+    (package / "later/late.py").write_text("extra = 1.0")
+    from package.part import score
+
+    used = {f"package/{name}.py" for name in ("__init__", "part", "values", "words", "later/__init__", "later/late")}
+    assert set(source_hashes([score])) == used
+    (folder / "constants.py").write_text("NEAR = 0.5\nimport json\nimport unrelated_and_absent\n")
+    (folder / "sums.py").write_text(SUMS.replace("import json", "def later():\n    from constants import NEAR"))
+    assert set(source_hashes([loaded(folder).right])) == {"constants.py", "helper.py", "sums.py"}
+    (folder / "constants.py").write_text("a file that cannot be parsed")
+    assert set(source_hashes([loaded(folder).right])) == {"constants.py", "helper.py", "sums.py"}
 
 
 @pytest.mark.parametrize("name", ["sums.py", "helper.py"])

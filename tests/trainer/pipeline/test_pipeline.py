@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import math
 import random
 import re
@@ -464,11 +465,11 @@ def test_failures_below_the_bound_do_not_end_the_run():
 
 def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
     policy = Policy(errors={5: AuthenticationFailed("the key was refused", url="http://x")})
-    with pipeline(policy, generation_timeout=20.0) as source:
+    with pipeline(policy, generation_timeout=120.0) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed, match="the key was refused") as raised:
             source.next_batch()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 60  # it does not wait for the timeout
         assert raised.value.url == "http://x"
         with pytest.raises(AuthenticationFailed):  # and again: the pipeline does not come back to life
             source.next_batch()
@@ -476,11 +477,11 @@ def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
 
 def test_an_error_that_comes_while_the_trainer_waits_ends_the_wait():
     policy = Policy(errors={0: AuthenticationFailed("too late")}, delay=lambda request: 0.1)
-    with pipeline(policy) as source:
+    with pipeline(policy, generation_timeout=120.0) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed):
             source.next_batch()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 60
 
 
 def test_a_bug_in_the_pipeline_itself_is_raised_too(monkeypatch):
@@ -713,7 +714,8 @@ def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
         steps(source, policy, 9)
         state = source.snapshot()
     assert len(state.solved) == 2
-    saved_state.save_pipeline(tmp_path, state, 9, {})
+    saved_state.save_pipeline(tmp_path, state, 9, {}, "builtin:tiny")
+    assert json.loads((tmp_path / saved_state.STATE).read_text())["model"] == "builtin:tiny"  # what vf-view names
     loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))

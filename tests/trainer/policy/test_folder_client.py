@@ -85,6 +85,11 @@ def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
     assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
     assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("whole", 6, 0)
     assert run["avg_reward"] > 0
+    assert run["local_model"]["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert run_command(["said.py", "--resume", run["path"], "-t", "8"]) == 0
+    summary = capfd.readouterr().out
+    assert "temperature 1.0, top_k 0, top_p 1.0, min_p 0.0, max_tokens 8" in summary
+    assert "small local model" not in summary
     assert run_command(["said.py", "-m", "./nowhere", "--json"]) == 2
     assert "there is no folder" in capfd.readouterr().err
 

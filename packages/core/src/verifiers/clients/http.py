@@ -388,7 +388,7 @@ def _parse_base_url(text: str) -> URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1")
     if url.user or url.password:
-        raise ConfigError("the base URL contains a user or password: put the key into a variable, or use extra_headers")
+        raise ConfigError("the base URL contains a user or password; put the key into a variable, or use extra_headers")
     return url
 
 

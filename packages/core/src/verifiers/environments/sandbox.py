@@ -35,6 +35,7 @@ from verifiers.runtime.per_loop import PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
+from verifiers.sandbox.opening import opening
 from verifiers.types import Messages, ToolCall
 
 FIRST, LAST = 1000, -1000
@@ -312,16 +313,8 @@ class SandboxEnv(StatefulToolEnv):
             return use.sandbox
 
     async def _open(self, spec: SandboxSpec) -> Sandbox:
-        limit = asyncio.timeout(self.max_startup_wait_seconds)
-        try:
-            async with limit:
-                return await (await self._selected_backend()).open(spec)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise SandboxUnavailable(
-                f"the sandbox was not open after {self.max_startup_wait_seconds:g} s (max_startup_wait_seconds)"
-            ) from error
+        async with opening(self.max_startup_wait_seconds):
+            return await (await self._selected_backend()).open(spec)
 
     async def _selected_backend(self) -> SandboxBackend:
         """Return the backend; the first call probes for it."""

@@ -102,6 +102,8 @@ class Difference:
         if self.verdict != UNDECIDED:
             return f"{self.verdict} (p {_p_text(self.p_adjusted)})"
         text = f"{UNDECIDED} with {counted}"
+        if self.low > 0 or self.high < 0:
+            text += f" (p {_p_text(self.p_adjusted)}; it decides where the interval says otherwise)"
         if self.num_examples and self.equal == self.num_examples:
             return f"{text}, of which none differs"
         if self.examples_needed is None:

@@ -4,7 +4,7 @@ Supports journals and plain JSON lines (runs of other versions, completions of a
 ``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
 rollout that was run again the newest counts. Text stays on disk and is read on demand.
 
-Uses about 300 bytes of memory per rollout. Read-only.
+Uses about 200 bytes of memory per rollout. Changes no results; ``index_file`` keeps an index beside a large journal.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import msgspec
 
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
+from verifiers.results.columns import HashColumn, KeyColumn, NameColumn
 from verifiers.results.rows import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
@@ -44,7 +45,9 @@ NUMBERS = (
 """Numeric columns; an unknown value is NaN."""
 NAMES = ("error", "stop_condition", "task")
 """Columns of names; None when absent. ``error`` is the class of a rollout's error."""
-_HASH_CHARS = 16
+INNER_NAMES = ("cause", "served")
+"""Columns of names for the statistics: the innermost exception of an error and where it was raised; the names under
+which a server answered, one a line: "" = as requested, None = it did not answer."""
 _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
 """Text that JSON does not escape, so that a line can be searched without decoding it."""
 
@@ -75,6 +78,7 @@ class _Head(msgspec.Struct):
     trained: bool | None = None
     rollout_key: str | None = None
     example_hash: str | None = None
+    served_models: list[str] | None = None
 
 
 class _Texts(msgspec.Struct):
@@ -110,25 +114,33 @@ class RowIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in ("example", "key", *NUMBERS, *NAMES)}
-        self.metrics: dict[str, list[float]] = {}
-        self.replaced: list[int] = []
-        """Row numbers that a newer attempt of the same rollout replaces."""
-        self.usage: dict[str, list[float]] = {}
+        self.columns: dict[str, Any] = {name: array("d") for name in NUMBERS}
+        self.columns |= {name: NameColumn() for name in (*NAMES, *INNER_NAMES)}
+        self.columns |= {"example": array("q"), "key": HashColumn()}
+        self.metrics: dict[str, array[float]] = {}
+        self.usage: dict[str, array[float]] = {}
         """Counts of ``token_usage`` by name, NaN where a rollout has none."""
+        self.keys = KeyColumn()
+        self.starts, self.ends = array("Q"), array("Q")
+        """Byte offsets of each line."""
         self.failure: JournalError | None = None
         """What stopped the reading: damage of the file, which stays in front of the rows after it."""
         self.generation = getattr(self, "generation", -1) + 1
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
-        self._spans: list[tuple[int, int]] = []  # byte offsets of each line: start, end
-        self._newest: dict[str, int] = {}
-        self._end = 0
+        self.end, self.checksum = 0, 0
+        """Bytes that were read; of a journal their CRC-32."""
         self._identity: tuple[int, int] | None = None
         self._size = 0
-        self._is_journal: bool | None = None
+        self.is_journal: bool | None = None
+        """Whether the lines have checksums; None until the file was read."""
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self.ends)
+
+    @property
+    def replaced(self) -> list[int]:
+        """Row numbers that a newer attempt of the same rollout replaces."""
+        return self.keys.replaced()
 
     @property
     def damage(self) -> str | None:
@@ -138,12 +150,12 @@ class RowIndex:
     @property
     def is_complete(self) -> bool:
         """Whether everything was read that the file held at the last ``read``, except an unfinished last line."""
-        return self.failure is not None or self._end >= self._size
+        return self.failure is not None or self.end >= self._size
 
     @property
     def progress(self) -> float:
         """Fraction of the file that was read, 0 to 1."""
-        return 1.0 if self.is_complete else self._end / self._size
+        return 1.0 if self.is_complete else self.end / self._size
 
     def read(self, budget_s: float = math.inf) -> None:
         """Index appended lines, for about ``budget_s`` seconds. Raises: ``OSError``."""
@@ -151,30 +163,64 @@ class RowIndex:
         with self._lock:
             stat = os.stat(self.path)
             identity = (stat.st_dev, stat.st_ino)
-            if self._identity is not None and (identity != self._identity or stat.st_size < self._end):
+            if self._identity is not None and (identity != self._identity or stat.st_size < self.end):
                 self._clear()
             grown = stat.st_size != self._size or self._identity is None
             self._identity, self._size = identity, stat.st_size
             if self.failure is not None or (not grown and self.is_complete):
                 return
             try:
-                for ends, bodies in self._writes():
-                    start = self._end
+                for ends, bodies, checksum in self._writes():
+                    start = self.end
                     for end, body in zip(ends, bodies, strict=True):
                         if body:
-                            self._spans.append((start, end))
                             self._add(body)
+                            self.starts.append(start)
+                            self.ends.append(end)
                         start = end
-                    self._end = start
+                    self.end, self.checksum = start, checksum
                     if time.monotonic() > deadline:
                         return
-                self._size = self._end  # the rest is an unfinished write
+                self._size = self.end  # the rest is an unfinished write
             except JournalError as error:
                 self.failure = error
 
+    def content(self) -> tuple[dict[str, list[str]], dict[str, array[Any]]]:
+        """All that was read, to be kept: the distinct names of each column of names, and the columns as arrays.
+
+        Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose examples no numbers.
+        """
+        example, hashes = self.columns["example"], self.columns["key"]
+        if not isinstance(example, array) or hashes.others or self.keys.first_missing is not None:
+            raise TypeError(f"{self.path} was not written by this library")
+        columns = {"ends": self.ends, "example": example, "digits": hashes.digits, "numbers": hashes.numbers}
+        columns |= dict(zip(("high", "low"), self.keys.halves, strict=True))
+        columns |= {name: self.columns[name] for name in NUMBERS}
+        columns |= {name: self.columns[name].codes for name in (*NAMES, *INNER_NAMES)}
+        columns |= {f"metrics.{name}": values for name, values in self.metrics.items()}
+        columns |= {f"usage.{name}": values for name, values in self.usage.items()}
+        return {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)}, columns
+
+    def restore(
+        self, names: Mapping[str, list[str]], columns: Mapping[str, array[Any]], end: int, checksum: int
+    ) -> None:
+        """Take over what ``content`` returned for the first ``end`` bytes of the journal, whose CRC-32 is given.
+
+        Raises: ``LookupError`` when a column is missing.
+        """
+        self.ends, self.starts = columns["ends"], array("Q", [0]) + columns["ends"][:-1]
+        hashes: HashColumn = self.columns["key"]
+        hashes.digits, hashes.numbers = columns["digits"], columns["numbers"]
+        self.keys.halves = columns["high"], columns["low"]
+        self.columns |= {name: columns[name] for name in ("example", *NUMBERS)}
+        self.columns |= {n: NameColumn.of_codes(names[n], columns[n]) for n in (*NAMES, *INNER_NAMES)}
+        for group, prefix in ((self.metrics, "metrics."), (self.usage, "usage.")):
+            group |= {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
+        self.end, self.checksum, self.is_journal = end, checksum, True
+
     def newest(self, key: str) -> int | None:
         """The row number of the newest attempt of a rollout, by its ``rollout_key``."""
-        return self._newest.get(key)
+        return self.keys.newest(key)
 
     def stored(self, number: int) -> dict[str, Any]:
         """One line as it is on disk. Raises: as ``row``."""
@@ -185,7 +231,7 @@ class RowIndex:
         """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))
 
-    def rows(self, numbers: Sequence[int]) -> Iterator[RolloutOutput]:
+    def rows(self, numbers: Iterable[int]) -> Iterator[RolloutOutput]:
         """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
@@ -254,94 +300,85 @@ class RowIndex:
         return row
 
     def _line(self, file: Any, number: int) -> bytes:
-        if not 0 <= number < len(self._spans):
+        if not 0 <= number < len(self):
             raise LookupError(f"{self.path} has no row {number}")
-        start, end = self._spans[number]
-        file.seek(start)
-        line: bytes = file.read(end - start)
+        file.seek(self.starts[number])
+        line: bytes = file.read(self.ends[number] - self.starts[number])
         return line
 
-    def _writes(self) -> Iterator[tuple[list[int], list[bytes]]]:
-        """The complete writes after the last read: end offsets of their lines, and the lines' content."""
-        if self._is_journal is None:
+    def _writes(self) -> Iterator[tuple[list[int], list[bytes], int]]:
+        """The complete writes after the last read: end offsets of their lines, the lines' content, the checksum."""
+        if self.is_journal is None:
             with open(self.path, "rb") as file:
-                self._is_journal = b'"crc32":' in file.readline()
-        if self._is_journal:
-            return scan_journal(self.path, self._end, len(self) + 1)
-        return self._plain_lines(self._end)
+                first = file.readline()
+            if not first.endswith(b"\n"):  # nothing was written yet
+                return iter(())
+            self.is_journal = b'"crc32":' in first
+        if self.is_journal:
+            return scan_journal(self.path, self.end, len(self) + 1, self.checksum)
+        return self._plain_lines(self.end)
 
-    def _plain_lines(self, start: int) -> Iterator[tuple[list[int], list[bytes]]]:
+    def _plain_lines(self, start: int) -> Iterator[tuple[list[int], list[bytes], int]]:
         with open(self.path, "rb") as file:
             file.seek(start)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 start += len(line)
-                yield [start], [line.strip()]
+                yield [start], [line.strip()], 0
 
     def _add(self, body: bytes) -> None:
         try:
-            head = _DECODER.decode(body)
-            if head.metrics is None and self._metric_names:
-                head = _head_of(decode_row(body), self._metric_names)
+            head: _Head | None = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
+            head = None
+        if head is None or (head.metrics is None and (self._metric_names or head.completion is None)):
             try:
                 head = _head_of(decode_row(body), self._metric_names)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                self._spans.pop()
                 raise JournalError(
-                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({error})"
+                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({type(error).__name__}: {error})"
                 ) from error
-        number, columns = len(self) - 1, self.columns
-        if head.rollout_key is not None:
-            if (older := self._newest.get(head.rollout_key)) is not None:
-                self.replaced.append(older)
-            self._newest[head.rollout_key] = number
-        for name, value in _facts(head).items():
-            columns[name].append(value)
+        number, columns = len(self), self.columns
+        usage, timing = head.token_usage or {}, head.timing or {}
+        turns, chars = _measure(head.completion)
+        sampled = usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens))
+        try:
+            columns["example"].append(head.example_id)
+        except (TypeError, OverflowError):  # ids of other programs may be texts
+            columns["example"] = [*columns["example"], head.example_id]
+        columns["key"].append(head.example_hash)
+        columns["reward"].append(_number(head.reward))
+        columns["advantage"].append(_number(head.advantage))
+        columns["turns"].append(turns)
+        columns["input_tokens"].append(_number(usage.get("input_tokens", usage.get("prompt_tokens"))))
+        columns["output_tokens"].append(_number(sampled))
+        columns["chars"].append(chars)
+        columns["total_ms"].append(_number(timing.get("total_ms")))
+        columns["sibling"].append(_number(head.sibling))
+        columns["attempts"].append(_number(head.attempts))
+        columns["trained"].append(_number(head.trained))
+        failure = None if head.error is None else ErrorInfo.of(head.error)
+        columns["error"].append(None if failure is None else failure.get("error") or "unknown")
+        columns["cause"].append(None if failure is None else f"{failure.cause} in {failure.get('where')}")
+        columns["stop_condition"].append(head.stop_condition)
+        columns["task"].append(head.task if type(head.task) is str else None)
+        columns["served"].append("\n".join(head.served_models or ()) if head.completion else None)
         _append(self.metrics, head.metrics or {}, number)
-        _append(self.usage, head.token_usage or {}, number)
+        _append(self.usage, usage, number)
+        self.keys.append(head.rollout_key)
 
 
-def _append(columns: dict[str, list[float]], values: Mapping[str, Any], number: int) -> None:
+def _append(columns: dict[str, array[float]], values: Mapping[str, Any], number: int) -> None:
     """Add the values of row ``number`` to the columns; NaN where the row, or an earlier one, has none."""
     for name, value in values.items():
         if name not in columns:
-            columns[name] = [math.nan] * number
+            columns[name] = array("d", [math.nan]) * number
         columns[name].append(_number(value))
     if len(values) < len(columns):
         for column in columns.values():
             if len(column) == number:
                 column.append(math.nan)
-
-
-def _short(example_hash: str) -> str:
-    """The first digits of a hash, with the number of an example of equal content (``9f86….2``)."""
-    digits, dot, number = example_hash.partition(".")
-    return sys.intern(digits[:_HASH_CHARS] + dot + number)
-
-
-def _facts(head: _Head) -> dict[str, Any]:
-    usage, timing = head.token_usage or {}, head.timing or {}
-    turns, chars = _measure(head.completion)
-    sampled = usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens))
-    return {
-        "example": head.example_id,
-        "key": _short(head.example_hash) if head.example_hash else None,
-        "reward": _number(head.reward),
-        "advantage": _number(head.advantage),
-        "turns": turns,
-        "input_tokens": _number(usage.get("input_tokens", usage.get("prompt_tokens"))),
-        "output_tokens": _number(sampled),
-        "chars": chars,
-        "total_ms": _number(timing.get("total_ms")),
-        "sibling": _number(head.sibling),
-        "attempts": _number(head.attempts),
-        "trained": math.nan if head.trained is None else int(head.trained),
-        "error": None if head.error is None else ErrorInfo.of(head.error).get("error") or "error",
-        "stop_condition": head.stop_condition,
-        "task": sys.intern(head.task) if type(head.task) is str else None,
-    }
 
 
 def _measure(completion: object) -> tuple[int, int]:
@@ -378,9 +415,18 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
         completion_tokens=row.get("completion_tokens"),
         sibling=row.get("sibling"),
         trained=row.get("trained"),
-        rollout_key=row.get("rollout_key"),
-        example_hash=row.get("example_hash"),
+        rollout_key=_text(row.get("rollout_key")),
+        example_hash=_text(row.get("example_hash")),
+        served_models=_texts(row.get("served_models")),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: object) -> list[str] | None:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else None
 
 
 def _info_of(line: bytes) -> Mapping[str, Any]:
@@ -401,7 +447,10 @@ def _plain_value(value: object) -> Any:
 
 
 def _number(value: object) -> float:
-    return value if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
 
 
 def _searched_text(row: Mapping[str, Any]) -> str:

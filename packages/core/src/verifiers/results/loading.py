@@ -6,12 +6,15 @@ Loading never writes. Of a large file the numbers are loaded, and the texts when
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verifiers.errors import ConfigError, JournalError
-from verifiers.results.index import RowIndex
+from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import FACTS, GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, saved_row
@@ -34,7 +37,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         state_columns: Names of the extra columns to load; None = all.
 
     A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the other numbers take
-    about 300 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
+    about 200 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
     one rollout at a time, and ``results.outputs`` reads and keeps all of them. The file must stay until then.
 
     Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises* ConfigError
@@ -81,16 +84,15 @@ def _indexed(
     fills_advantages: bool,
 ) -> StoredOutputs:
     """The results of a large file. *Raises* as ``load_results``."""
-    index = RowIndex(file, metric_names)
     with fewer_collections():
-        index.read()
+        index = open_index(file, metric_names)
     if index.failure is not None:
         raise index.failure
-    skipped = {*index.replaced, *map(index.newest, outside)}
-    numbers = [number for number in range(len(index)) if number not in skipped]
-    examples, siblings = index.columns["example"], index.columns["sibling"]
-    if all(isinstance(examples[number], int) for number in numbers):
-        numbers.sort(key=lambda number: (examples[number], siblings[number] if siblings[number] > 0 else 0))
+    skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
+    numbers = np.delete(np.arange(len(index)), skipped)
+    if isinstance(ids := index.columns["example"], array):  # else the ids are of another program: texts
+        siblings = np.fmax(np.array(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
+        numbers = numbers[np.lexsort((siblings, np.array(ids)[numbers]))]
     labels = None
     if (given := read_labels(file.parent)) and not (len(index) and LABEL in index.stored(0)):
         labels = {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from verifiers.data.messages import render_text
 from verifiers.results.rows import RolloutOutput
+from verifiers.results.texts import cause_text
 
 NUM_BINS = 10
 MAX_TEXT = 4000
@@ -39,7 +40,7 @@ def _table(facts: Mapping[str, Any], num_rollouts: int) -> str:
         "rollouts": f"{num_rollouts} ({facts['num_examples']} examples)",
         "reward": None if reward is None else _number(reward) + ("" if stderr is None else f" ± {_number(stderr)}"),
         **{name: None if value is None else _number(value) for name, value in (facts["avg_metrics"] or {}).items()},
-        "errors": ", ".join(f"{count} × {cause}" for cause, count in facts["errors"].items()),
+        "errors": cause_text(facts["error_causes"]),
         "unscored": ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items()),
         "saved in": facts["path"],
     }

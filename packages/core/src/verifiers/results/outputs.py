@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS
-from verifiers.errors import ConfigError, UsageError
+from verifiers.errors import ConfigError, ScoringError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.export import average_rewards, content_hash, rows_to_dataset, save
@@ -50,6 +51,8 @@ COLUMNS = {
     "token_usages": "token_usage",
 }
 """Column name -> field of a rollout; both names read the column."""
+MAX_CAUSE_CHARS = 120
+"""Longest message of an error in the numbers of a run."""
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
@@ -175,7 +178,8 @@ class GenerateOutputs(Finished):
         """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
 
         Beside the fields of the metadata: ``usage`` (the sums over the rollouts), ``path``, ``seconds``, ``errors``
-        (cause -> count), ``unscored`` ("cause in function" -> count) and ``latency``.
+        (class -> count), ``error_causes`` (class, message and line -> count), ``unscored`` ("cause in function" ->
+        count) and ``latency``.
         """
         names = (
             "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
@@ -183,7 +187,7 @@ class GenerateOutputs(Finished):
             "pass_at_k_interval pass_all_k pass_threshold stop_conditions usage cost_usd "
             "resumed env_args sampling_args status stopped spent"
         ).split()
-        facts, measured = {name: self.metadata.get(name) for name in names}, self._measured()
+        facts, measured = {name: self.metadata.get(name) for name in names}, self.measurements()
         numbers: dict[str, Any] = json_ready(
             facts
             | {
@@ -191,6 +195,7 @@ class GenerateOutputs(Finished):
                 "usage": total_usage(measured),
                 "seconds": self.metadata.get("time"),
                 "errors": errors_by_cause(measured),
+                "error_causes": error_causes(self["errors"]),
                 "unscored": unscored_by_function(measured),
                 "latency": latency(measured),
             }
@@ -221,14 +226,14 @@ class GenerateOutputs(Finished):
 
         *Raises* KeyError for an example without rollouts, IndexError for a sibling that it does not have.
         """
-        siblings = [output for output in self.outputs if output["example_id"] == example_id]
+        siblings = [place for place, each in enumerate(self["example_ids"]) if each == example_id]
         if not siblings:
             raise KeyError(f"results have no example {example_id!r}; their ids are in results['example_ids']")
         if not 0 <= sibling < len(siblings):
             raise IndexError(
                 f"example {example_id!r} has {len(siblings)} rollouts: sibling is 0 to {len(siblings) - 1}"
             )
-        return siblings[sibling]
+        return self.at(siblings[sibling])
 
     def compare(
         self,
@@ -307,8 +312,12 @@ class GenerateOutputs(Finished):
         """The states that were kept, or that the saved trajectories give; None without either."""
         return self._all_states() if self.outputs and self._has_states() else None
 
+    def at(self, place: int) -> RolloutOutput:
+        """The rollout at an index of the columns."""
+        return self.outputs[place]
+
     def rollouts(self) -> Iterator[RolloutOutput]:
-        """Each rollout in order; of a large file that ``load_results`` opened, one at a time is in memory.
+        """Each rollout in order; of a large saved run, one at a time is in memory.
 
         >>> from verifiers.testing import ScriptedClient
         >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
@@ -317,9 +326,9 @@ class GenerateOutputs(Finished):
         """
         return iter(self.outputs)
 
-    def _measured(self) -> Sequence[RolloutOutput]:
-        """The rollouts with the fields of the statistics, at least."""
-        return self.outputs
+    def measurements(self) -> Measurements:
+        """What the statistics are computed from."""
+        return Measurements.of(self.outputs)
 
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
@@ -380,7 +389,15 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
         else:
             advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
         for output, advantage in zip(group, advantages, strict=True):
-            output["advantage"] = advantage
+            set_advantage(output, advantage)
+
+
+def set_advantage(output: RolloutOutput, advantage: float | None) -> None:
+    """Set the advantage of a rollout, and of those of its turns that have none of their own."""
+    output["advantage"] = advantage
+    for step in output.get("trajectory") or ():
+        if step["advantage"] is None:
+            step["advantage"] = advantage
 
 
 DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
@@ -473,7 +490,8 @@ FACTS: dict[str, Any] = {
 }
 """Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
 ``success_metric``: the function whose value, 0 or 1, says whether a rollout solved its task; ``pass_threshold``: where
-none is named, the reward that does; ``local_model``: ``name file sha256 quantisation`` of a model in this process;
+none is named, the reward that does; ``local_model``: ``name sampling`` of a model in this process, of a quantised file
+also ``file sha256 quantisation``;
 ``outside_plan``: keys of saved rollouts outside the plan, which are not counted; ``changed_code``: files and functions
 that were changed between two sessions of the run; ``served_models``: names under which the server answered, each with
 its number of rollouts, where it is not the requested name alone; ``prices``: see ``clients.protocol.prices_of``;
@@ -481,6 +499,43 @@ its number of rollouts, where it is not the requested name alone; ``prices``: se
 tokens requests lost max_cost_usd max_total_tokens`` of a run with a limit, over all its sessions; ``origin``: ``path
 fingerprint env_args date avg_reward num_rollouts`` of the run whose rollouts were scored again; ``cached``: ``folder
 hits misses`` of the last call with a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What the statistics need of the rollouts, as columns with one item for each; unknown numbers are NaN."""
+
+    rewards: Sequence[float]
+    examples: Sequence[Any]
+    """What siblings share: see ``rows.example_key``."""
+    metrics: Mapping[str, Sequence[float]]
+    errors: Sequence[str | None]
+    """Class of the error, of the rollout or of its scoring."""
+    causes: Sequence[str | None]
+    """Innermost exception of an error, and where it was raised."""
+    stop_conditions: Sequence[str | None]
+    usage: Mapping[str, Sequence[float]]
+    total_ms: Sequence[float]
+
+    @classmethod
+    def of(cls, outputs: Sequence[Mapping[str, Any]]) -> Measurements:
+        """The columns of rollouts in memory."""
+        metrics = [output["metrics"] for output in outputs]
+        errors = [output["error"] for output in outputs]
+        usages = [output["token_usage"] or {} for output in outputs]
+        return cls(
+            rewards=[output["reward"] for output in outputs],
+            examples=[example_key(output) for output in outputs],
+            metrics={n: [m.get(n, math.nan) for m in metrics] for n in dict.fromkeys(n for m in metrics for n in m)},
+            errors=[None if error is None else error.get("error") or "unknown" for error in errors],
+            causes=[None if error is None else f"{error.cause} in {error.get('where')}" for error in errors],
+            stop_conditions=[output["stop_condition"] for output in outputs],
+            usage={n: [u.get(n, math.nan) for u in usages] for n in dict.fromkeys(n for u in usages for n in u)},
+            total_ms=[(output["timing"] or {}).get("total_ms", math.nan) for output in outputs],
+        )
+
+    def __len__(self) -> int:
+        return len(self.rewards)
 
 
 class GenerateMetadata(AttributeDict):
@@ -546,11 +601,12 @@ class GenerateMetadata(AttributeDict):
         cost_usd: float | None
 
     @classmethod
-    def of(cls, outputs: Sequence[RolloutOutput], **facts: Any) -> GenerateMetadata:
+    def of(cls, rollouts: Sequence[RolloutOutput] | Measurements, **facts: Any) -> GenerateMetadata:
         """Compute the metadata. ``num_examples`` and ``rollouts_per_example`` are counted unless given.
 
         *Raises* TypeError for an unknown fact.
         """
+        measured = rollouts if isinstance(rollouts, Measurements) else Measurements.of(rollouts)
         plan_sizes = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
@@ -558,12 +614,12 @@ class GenerateMetadata(AttributeDict):
         if metadata["path_to_save"] is not None:
             metadata["path_to_save"] = Path(metadata["path_to_save"])
         metadata["time_ms"] = metadata["time"] * 1000
-        counts = Counter(map(example_key, outputs))
+        counts = Counter(measured.examples)
         metadata["num_examples"] = len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
         siblings = plan_sizes["rollouts_per_example"]
         metadata["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
-        metadata.update(_statistics(outputs, metadata["rollouts_per_example"], metadata["pass_threshold"]))
-        metadata["cost_usd"] = cost_usd(metadata["prices"], outputs)
+        metadata.update(_statistics(measured, metadata["rollouts_per_example"], metadata["pass_threshold"]))
+        metadata["cost_usd"] = cost_usd(metadata["prices"], measured)
         return metadata
 
 
@@ -577,65 +633,89 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
     >>> successes(graded), successes(graded, 0.5)
     ([nan, nan], [1.0, 1.0])
     """
-    values = []
-    for output in outputs:
-        reward = output["reward"]
-        if threshold is not None and not math.isnan(reward):
-            reward = float(reward >= threshold)
-        values.append(output["metrics"].get(SUCCESS, reward))
+    measured = [output["metrics"].get(SUCCESS, math.nan) for output in outputs]
+    return _solved([output["reward"] for output in outputs], measured, threshold)
+
+
+def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None) -> list[float]:
+    """``successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
+    values: list[float] = list(rewards)
+    if threshold is not None:
+        values = [reward if math.isnan(reward) else float(reward >= threshold) for reward in rewards]
+    if measured is not None:
+        values = [value if math.isnan(own) else own for own, value in zip(measured, values, strict=True)]
     is_strict = all(value in (0.0, 1.0) for value in known(values))
     return values if is_strict else [math.nan] * len(values)
 
 
-def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float | None) -> dict[str, Any]:
-    rewards = [output["reward"] for output in outputs]
-    examples = [example_key(output) for output in outputs]
-    failed = [output["error"] is not None and is_rollout_error(output) for output in outputs]
-    solved = successes(outputs, threshold)
+def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
+    rewards, examples = measured.rewards, measured.examples
+    failed = [_is_of_rollout(error) for error in measured.errors]
+    solved = _solved(rewards, measured.metrics.get(SUCCESS), threshold)
     passed = pass_rates(solved, examples, siblings)
-    metrics = [output["metrics"] for output in outputs]
-    names = dict.fromkeys(name for measured in metrics for name in measured)
     return {
-        "num_rollouts": len(outputs),
+        "num_rollouts": len(measured),
         "num_errors": sum(failed),
         "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
         "avg_reward": mean(rewards),
         "reward_stderr": clustered_stderr(rewards, examples),
         "avg_success": mean(solved),
         "success_stderr": clustered_stderr(solved, examples),
-        "avg_metrics": {n: mean([measured.get(n, math.nan) for measured in metrics]) for n in names},
-        "avg_error": sum(failed) / len(outputs) if outputs else 0.0,
-        "stop_conditions": dict(Counter([str(o["stop_condition"]) for o in outputs if o["stop_condition"]])),
+        "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
+        "avg_error": sum(failed) / len(measured) if len(measured) else 0.0,
+        "stop_conditions": dict(Counter([str(stop) for stop in measured.stop_conditions if stop])),
         "pass_at_k": passed.any_of,
         "pass_at_k_interval": passed.any_of_interval,
         "pass_all_k": passed.all_of,
-        "usage": _mean_usage(outputs),
+        "usage": _mean_usage(measured),
     }
 
 
-def is_rollout_error(output: Mapping[str, Any]) -> bool:
-    """Whether the rollout itself failed, not only a reward function."""
-    return output["error"] is not None and not output["error"].is_scoring_error
+def _is_of_rollout(error: str | None) -> bool:
+    """Whether an error of this class is of the rollout itself, not only of a reward function."""
+    return error is not None and error != ScoringError.__name__
 
 
-def errors_by_cause(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+def errors_by_cause(measured: Measurements) -> dict[str, int]:
     """Class of the rollout error -> count, the most frequent first."""
-    return dict(Counter(o["error"].get("error", "unknown") for o in outputs if is_rollout_error(o)).most_common())
+    return dict(Counter(error for error in measured.errors if error and _is_of_rollout(error)).most_common())
 
 
-def unscored_by_function(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
-    """``"ConnectionError in flaky"`` -> count of unknown rewards, the most frequent first."""
+def error_causes(errors: Iterable[ErrorInfo | None]) -> dict[str, int]:
+    """``"EnvironmentFault: env_response raised KeyError: 'board' (sums.py:12)"`` -> count, the most frequent first.
+
+    Errors of one class at one line are one cause, with their message where it is the same.
+    """
+    messages: dict[tuple[str, str | None], Counter[str]] = {}
+    for error in errors:
+        if error is None or error.is_scoring_error:
+            continue
+        messages.setdefault((error.get("error", "unknown"), error.author_line), Counter())[_headline(error)] += 1
     causes = Counter(
-        f"{output['error'].cause} in {output['error'].get('where')}" if output["error"] is not None else "not scored"
-        for output in outputs
-        if math.isnan(output["reward"]) and not is_rollout_error(output)
-    )
+        {
+            f"{name}{f': {next(iter(texts))}' if len(texts) == 1 and any(texts) else ''}{f' ({line})' if line else ''}":
+            texts.total() for (name, line), texts in messages.items()
+        }
+    )  # fmt: skip
     return dict(causes.most_common())
 
 
-def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
+def _headline(error: ErrorInfo) -> str:
+    """The first line of the message, at most ``MAX_CAUSE_CHARS``."""
+    line = (error.get("message") or "").strip().partition("\n")[0]
+    return line if len(line) <= MAX_CAUSE_CHARS else line[: MAX_CAUSE_CHARS - 1] + "…"
+
+
+def unscored_by_function(measured: Measurements) -> dict[str, int]:
+    """``"ConnectionError in flaky"`` -> count of unknown rewards, the most frequent first."""
+    rows = zip(measured.rewards, measured.errors, measured.causes, strict=True)
+    causes = (cause or "not scored" for reward, error, cause in rows if reward != reward and not _is_of_rollout(error))
+    return dict(Counter(causes).most_common())
+
+
+def latency(measured: Measurements) -> dict[str, float]:
     """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
-    times = [(output["timing"] or {}).get("total_ms", math.nan) for output in outputs]
+    times = sorted(known(measured.total_ms))
     return {
         "median_ms": percentile(times, 50),
         "p95_ms": percentile(times, 95),
@@ -644,37 +724,34 @@ def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
     }
 
 
-def total_usage(outputs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def total_usage(measured: Measurements) -> dict[str, int]:
     """The sum of each count over the rollouts."""
-    total: dict[str, int] = {}
-    for output in outputs:
-        for name, count in (output["token_usage"] or {}).items():
-            if count:
-                total[name] = total.get(name, 0) + count
-    return total
+    totals = {name: math.fsum(known(counts)) for name, counts in measured.usage.items()}
+    return {name: int(total) for name, total in totals.items() if total}
 
 
-def _mean_usage(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
+def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
-    counted = [output["token_usage"] for output in outputs if output["token_usage"]]
-    names = dict.fromkeys(name for usage in counted for name in usage)
-    return {name: sum(usage.get(name, 0) for usage in counted) / len(counted) for name in names}
+    columns = measured.usage.values()
+    num_counted = sum(any(count == count for count in counts) for counts in zip(*columns, strict=True))
+    return {name: math.fsum(known(counts)) / num_counted for name, counts in measured.usage.items()}
 
 
-def cost_usd(prices: Mapping[str, float] | None, outputs: Iterable[Mapping[str, Any]]) -> float | None:
+def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> float | None:
     """US dollars for the tokens of all rollouts; None without prices, or when an error-free rollout has no counts.
 
     >>> prices = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
-    >>> cost_usd(prices, [{"error": None, "token_usage": {"input_tokens": 1000, "output_tokens": 500}}])
-    0.006
+    >>> from verifiers.testing import ScriptedClient
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> cost_usd(prices, results.measurements()) is None, results.outputs[0].token_usage["input_tokens"]
+    (True, 0)
     """
     if not prices:
         return None
-    total = 0.0
-    for output in outputs:
-        usage = output["token_usage"] or {}
-        if not usage.get("input_tokens") and output["error"] is None:
-            return None
-        counts = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
-        total += sum(count * prices[name] for count, name in zip(counts, PRICE_FIELDS, strict=True)) / 1e6
-    return total
+    unknown = [math.nan] * len(measured)
+    inputs, sampled = (measured.usage.get(name, unknown) for name in ("input_tokens", "output_tokens"))
+    has_tokens = (count > 0 for count in inputs)
+    if any(error is None and not has for error, has in zip(measured.errors, has_tokens, strict=True)):
+        return None
+    totals = (math.fsum(known(counts)) for counts in (inputs, sampled))
+    return sum(total * prices[name] for total, name in zip(totals, PRICE_FIELDS, strict=True)) / 1e6

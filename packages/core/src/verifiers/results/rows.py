@@ -8,8 +8,10 @@ has that name. ``storage.journal`` writes the file; ``outputs`` computes statist
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
@@ -32,6 +34,9 @@ FIELDS = (
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
 RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_IS_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<")
+"""Paths of frames that are not the author's code, on whatever machine wrote them."""
 
 
 class RolloutInput(TypedDict, total=False):
@@ -120,6 +125,16 @@ class ErrorInfo(AttributeDict):
         return self.get("error") == ScoringError.__name__
 
     @property
+    def author_line(self) -> str | None:
+        """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's code; None without one.
+
+        Frames of this product, of Python's library and of installed packages do not count.
+        """
+        innermost = (self.get("traceback") or "").split("\nDuring handling of ")[0].split("\nThe above exception ")[0]
+        frames = [frame for frame in _FRAME.findall(innermost) if not _IS_LIBRARY.search(frame[0])]
+        return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None
+
+    @property
     def cause(self) -> str:
         """Class name of the innermost exception."""
         chain = self.get("error_chain_str") or self.get("error") or "unknown"
@@ -177,7 +192,11 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     """Read a saved rollout, also of older versions, whose metrics are only at the top level (``metric_names``).
 
     ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole group shows.
+
+    *Raises* KeyError for a row without prompt, completion and reward: of something else.
     """
+    if row.keys().isdisjoint(("prompt", "completion", "reward")):
+        raise KeyError("prompt, completion or reward")
     output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
     metrics = row.get("metrics")
     if not isinstance(metrics, Mapping):

@@ -14,7 +14,7 @@ NAN = math.nan
 
 def known(values: Iterable[float]) -> list[float]:
     """The values that are not NaN."""
-    return [value for value in values if not math.isnan(value)]
+    return [value for value in values if value == value]
 
 
 def mean(values: Iterable[float]) -> float:

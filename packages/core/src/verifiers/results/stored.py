@@ -1,6 +1,6 @@
 """Results in a file that is too large to hold: its numbers in memory, its texts read when they are asked for.
 
-Columns of numbers and the statistics are computed from an index of the file, some 300 bytes per rollout; a column of
+Columns of numbers and the statistics are computed from an index of the file, some 200 bytes per rollout; a column of
 texts (``results["completions"]``) reads that column alone. ``results.outputs``, and whatever needs whole rollouts
 (``filter``, ``states``), reads all of them and keeps them. Until then the file must stay as it was.
 """
@@ -8,13 +8,17 @@ texts (``results["completions"]``) reads that column alone. ``results.outputs``,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from verifiers.results.columns import HashColumn, select
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
-from verifiers.results.outputs import COLUMNS, GenerateMetadata, GenerateOutputs
-from verifiers.results.rows import DISK_FIELDS, FIELDS, ErrorInfo, RolloutOutput
+from verifiers.results.outputs import COLUMNS, GenerateMetadata, GenerateOutputs, Measurements, set_advantage
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}
@@ -31,19 +35,23 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Names of the extra columns of a rollout; None = all.
         labels: Row number -> a person's label; None where the run has no labels.
         fills_advantages: Whether a group without advantages gets reward minus group mean.
+        example_ids: For the results that a run returns: the ids of its plan, an array with one for each rollout; its
+            rollouts have no ``DISK_FIELDS``.
     """
 
     def __init__(
         self,
         index: RowIndex,
-        numbers: Sequence[int],
+        numbers: Iterable[int],
         facts: Mapping[str, Any],
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
+        example_ids: Any = None,
     ):
-        self._index, self._numbers, self._facts = index, list(numbers), dict(facts)
+        self._index, self._numbers, self._facts = index, np.fromiter(numbers, np.int64), dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
+        self._example_ids = example_ids
         self._states = None
         self._columns: dict[str, Any] = {}
 
@@ -54,7 +62,7 @@ class StoredOutputs(GenerateOutputs):
             if name == "outputs":
                 value = list(self.rollouts())
             elif name == "metadata":
-                value = GenerateMetadata.of(self._measured(), **self._facts)
+                value = GenerateMetadata.of(self.measurements(), **self._facts)
             else:
                 return super().__getattr__(name)
             setattr(self, name, value)
@@ -71,23 +79,35 @@ class StoredOutputs(GenerateOutputs):
         if self._is_read:
             yield from self.outputs
             return
+        yield from self._read(range(len(self)))
+
+    def at(self, place: int) -> RolloutOutput:
+        return self.outputs[place] if self._is_read else next(self._read([range(len(self))[place]]))
+
+    def _read(self, places: Sequence[int]) -> Iterator[RolloutOutput]:
         columns = None if self._state_columns is None else {*FIELDS, *DISK_FIELDS, *self._state_columns}
-        filled = zip(self._numbers, self["advantages"], self._index.rows(self._numbers), strict=True)
-        for number, advantage, output in filled:
+        advantages = self["advantages"]
+        for place, output in zip(places, self._index.rows(self._numbers[places]), strict=True):
             if columns is not None:
                 for name in [name for name in output if name not in columns and name not in output["metrics"]]:
                     del output[name]
             if self._labels is not None:
-                output[LABEL] = self._labels.get(number)
-            output["advantage"] = advantage
+                output[LABEL] = self._labels.get(int(self._numbers[place]))
+            if self._example_ids is not None:
+                output["example_id"] = int(self._example_ids[place])
+                for name in DISK_FIELDS:
+                    output.pop(name, None)
+            set_advantage(output, advantages[place])
             yield output
 
     @property
     def _is_read(self) -> bool:
         return "outputs" in self.__dict__
 
-    def _measured(self) -> Sequence[RolloutOutput]:
-        return self.outputs if self._is_read else _Measured(self._index, self._numbers, self["errors"])
+    def measurements(self) -> Measurements:
+        if self._is_read:
+            return super().measurements()
+        return measurements(self._index, self._numbers, self._example_ids)
 
     def _has_states(self) -> bool:
         if self._is_read:
@@ -98,15 +118,16 @@ class StoredOutputs(GenerateOutputs):
         index, numbers = self._index, self._numbers
         if self._is_read or column == "states":
             return super()._make_column(column)
+        if column == "example_ids" and self._example_ids is not None:
+            return list(self._example_ids.tolist())
         if column in _INDEXED:
-            values = index.columns[_INDEXED[column]]
-            return [values[number] for number in numbers]
+            return list(select(index.columns[_INDEXED[column]], numbers))
         if column == "metrics":
-            return {name: [values[number] for number in numbers] for name, values in index.metrics.items()}
+            return {name: list(select(values, numbers)) for name, values in index.metrics.items()}
         if column == "errors":
-            failed = [number for number in numbers if index.columns["error"][number] is not None]
+            failed = [number for number in numbers.tolist() if index.columns["error"][number] is not None]
             errors = {number: row["error"] for number, row in zip(failed, index.rows(failed), strict=True)}
-            return [errors.get(number) for number in numbers]
+            return [errors.get(number) for number in numbers.tolist()]
         if column == "advantages":
             return self._advantages()
         field, found = COLUMNS.get(column, column), False
@@ -120,47 +141,45 @@ class StoredOutputs(GenerateOutputs):
 
     def _advantages(self) -> list[float | None]:
         columns = self._index.columns
-        stored = [columns["advantage"][number] for number in self._numbers]
+        stored = list(select(columns["advantage"], self._numbers))
         if not self._fills_advantages:
             return [None if math.isnan(value) else value for value in stored]
         groups: dict[Any, list[int]] = {}
-        for place, number in enumerate(self._numbers):
-            groups.setdefault(columns["key"][number] or columns["example"][number], []).append(place)
+        for place, example in enumerate(_examples(self._index, self._numbers, self._example_ids)):
+            groups.setdefault(example, []).append(place)
+        rewards = select(columns["reward"], self._numbers)
         for places in groups.values():
             if all(math.isnan(stored[place]) for place in places):
-                rewards = [columns["reward"][self._numbers[place]] for place in places]
-                for place, advantage in zip(places, centered_advantages(rewards), strict=True):
+                advantages = centered_advantages([rewards[place] for place in places])
+                for place, advantage in zip(places, advantages, strict=True):
                     stored[place] = advantage
         return stored
 
 
-class _Measured(Sequence[RolloutOutput]):
-    """The rollouts with the fields of the statistics alone, each made when it is read."""
+def measurements(index: RowIndex, rows: Any, example_ids: Any = None) -> Measurements:
+    """What the statistics need of some rows of an index.
 
-    def __init__(self, index: RowIndex, numbers: Sequence[int], errors: Sequence[ErrorInfo | None]):
-        self._index, self._numbers, self._errors = index, numbers, errors
+    ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each; None = as saved.
+    """
+    columns = index.columns
+    return Measurements(
+        rewards=select(columns["reward"], rows),
+        examples=_examples(index, rows, example_ids),
+        metrics={name: select(values, rows) for name, values in index.metrics.items()},
+        errors=select(columns["error"], rows),
+        causes=select(columns["cause"], rows),
+        stop_conditions=select(columns["stop_condition"], rows),
+        usage={name: select(values, rows) for name, values in index.usage.items()},
+        total_ms=select(columns["total_ms"], rows),
+    )
 
-    def __len__(self) -> int:
-        return len(self._numbers)
 
-    def __iter__(self) -> Iterator[RolloutOutput]:
-        return map(self._at, range(len(self)))
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self._at(each) for each in range(*place.indices(len(self)))]
-        return self._at(range(len(self))[place])
-
-    def _at(self, place: int) -> RolloutOutput:
-        index, number = self._index, self._numbers[place]
-        columns = index.columns
-        return RolloutOutput(
-            example_id=columns["example"][number],
-            example_hash=columns["key"][number],
-            reward=columns["reward"][number],
-            metrics={name: values[number] for name, values in index.metrics.items()},
-            error=self._errors[place],
-            stop_condition=columns["stop_condition"][number],
-            timing={"total_ms": columns["total_ms"][number]},
-            token_usage={name: v for name, values in index.usage.items() if not math.isnan(v := values[number])},
-        )
+def _examples(index: RowIndex, rows: Any, example_ids: Any) -> Sequence[Any]:
+    """What siblings share: the given id, else the saved hash of their example, else its saved id."""
+    if example_ids is not None:
+        return array("q", example_ids.tobytes())
+    hashes: HashColumn = index.columns["key"]
+    if hashes.is_plain:
+        return select(hashes.digits, rows)  # type: ignore[no-any-return]
+    ids = index.columns["example"]
+    return [hashes[row] or ids[row] for row in rows.tolist()]

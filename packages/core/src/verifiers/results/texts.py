@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+MAX_CAUSES = 5
+
 
 def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, value) of each number of ``GenerateOutputs.summary``; ``throughput`` too where the command has it.
@@ -22,7 +24,7 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in facts["avg_metrics"].items():
         yield f"  {name}", number(value)
     if facts["errors"]:
-        yield "errors", ", ".join(f"{count} × {cause}" for cause, count in facts["errors"].items())
+        yield "errors", cause_text(facts["error_causes"])
     if facts["unscored"]:
         listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
         yield "unscored", f"{listed}; not in the mean"
@@ -38,6 +40,17 @@ def number_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
     if facts["seconds"] is not None:
         yield "time", _time(facts)
+
+
+def cause_text(causes: Mapping[str, int]) -> str:
+    """The most frequent causes with their counts.
+
+    >>> cause_text({"ModelUnavailable: 503": 3})
+    '3 × ModelUnavailable: 503'
+    """
+    listed = [f"{count} × {cause}" for cause, count in causes.items()]
+    others = sum([*causes.values()][MAX_CAUSES:])
+    return "; ".join([*listed[:MAX_CAUSES], *([f"{others} × others"] if others else [])])
 
 
 def _mean(mean: float | None, stderr: float | None) -> str:

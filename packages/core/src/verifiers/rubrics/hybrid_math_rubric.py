@@ -121,7 +121,10 @@ class HybridMathRubric(JudgeRubric):
         if "<score>" in self.judge_prompt:
             return await super().judge_score(prompt, completion, answer, state)
         question = await self.question(prompt, completion, answer)
-        texts = await asyncio.gather(*(self._ask(model, question, state) for model in self.judge_models))
+        form = judging.letter_verdict_of(self.judge_prompt, question)
+        request = question + form.request
+        texts = await asyncio.gather(*(self._ask(model, request, state) for model in self.judge_models))
         state["judge_result"] = texts[0]
-        verdict: float = await maybe_await(self.aggregation([float(judging.read_letter(t) == "A") for t in texts]))
+        letters = [judging.read_letter(text, verdict=form) for text in texts]
+        verdict: float = await maybe_await(self.aggregation([float(letter == "A") for letter in letters]))
         return verdict

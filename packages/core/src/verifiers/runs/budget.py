@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +10,7 @@ from verifiers.clients.payload import MAX_TOKENS_ALIASES
 from verifiers.clients.protocol import prices_of
 from verifiers.clients.spending import Amount, Budget, is_metered
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import cost_usd
+from verifiers.results.outputs import Measurements, cost_usd, total_usage
 from verifiers.runs.options import RunOptions
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.journal import Journal
@@ -42,7 +42,7 @@ async def open_budget(
     options: RunOptions,
     client: object,
     directory: RunDirectory | None,
-    saved: Iterable[Mapping[str, Any]],
+    saved: Callable[[], Measurements],
     stack: ExitStack,
 ) -> Budget:
     """The budget of a run, with what its earlier sessions spent; without limits it continues their ledger.
@@ -58,15 +58,15 @@ async def open_budget(
     entries: list[dict[str, Any]] = []
     budget.record_in(stack.enter_context(Journal.open(file, entries.append)))
     budget.read(entries)
-    if is_new and (before := _spent_before(options, client, list(saved))) is not None:
+    if is_new and (before := _spent_before(options, client, saved())) is not None:
         await budget.open_with(before)
     return budget
 
 
-def _spent_before(options: RunOptions, client: object, saved: list[Mapping[str, Any]]) -> Amount | None:
-    usages = [row.get("token_usage") or {} for row in saved]
-    judged = sum(usage.get(name) or 0 for usage in usages for name in _JUDGE)
-    tokens = judged + sum(usage.get(name) or 0 for usage in usages for name in _POLICY)
+def _spent_before(options: RunOptions, client: object, saved: Measurements) -> Amount | None:
+    usage = total_usage(saved)
+    judged = sum(usage.get(name, 0) for name in _JUDGE)
+    tokens = judged + sum(usage.get(name, 0) for name in _POLICY)
     if not tokens:
         return None
     usd = cost_usd(prices_of(client), saved)

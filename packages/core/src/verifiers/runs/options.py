@@ -109,7 +109,8 @@ class RunOptions:
     state_columns: Sequence[str] = ()
     """State keys to save with every rollout."""
     keep_states: bool = True
-    """Keep every rollout's state in memory for ``results["states"]``."""
+    """Keep every rollout's state in memory for ``results["states"]``. Without, results of a saved run of 20,000
+    rollouts or more are read from its folder."""
     num_workers: int = 0
     """Worker processes; 0 = run in this process. The environment must have been loaded by its id."""
     worker_backend: str = "process"

@@ -5,14 +5,18 @@ A ``Plan`` does no I/O and runs nothing. ``pending`` compares it with saved roll
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError
 from verifiers.runs.runner import Job
 from verifiers.storage.identity import rollout_key
+
+NUM_COMPARED = 2_000
+"""Examples of a plan that are compared with the saved rollouts at a time."""
 
 
 @dataclass(slots=True)
@@ -52,8 +56,8 @@ class Plan:
         """The columns of the first row; the others are assumed to have them too."""
         return set(self.examples[0].row)
 
-    def groups(self) -> Iterator[list[Job]]:
-        """The jobs of one example at a time.
+    def groups(self, flags: bytes | bytearray | None = None) -> Iterator[list[Job]]:
+        """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of a rollout.
 
         Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
         """
@@ -62,9 +66,9 @@ class Plan:
         for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index) or [example]
             distinct = {row.hash: numbered(row, counts) for row in rows}
-            jobs = [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
+            if flags is None or 1 in flags[position : position + count]:
+                yield [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
             position += count
-            yield jobs
 
     def jobs(self) -> Iterator[Job]:
         """One job at a time."""
@@ -81,40 +85,57 @@ def numbered(example: Example, counts: dict[str, int]) -> Example:
     return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
 
 
+class Saved(Protocol):
+    """The saved rollouts of a run, each an object of their own kind."""
+
+    num_saved: int
+    """Different rollouts that are saved."""
+
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        """The newest rollout of each key, None where there is none."""
+
+    def has_error(self, rollout: Any) -> bool:
+        """Whether this rollout ended in an error."""
+
+
 @dataclass(slots=True)
 class Pending:
-    """A plan split into pending and finished rollouts."""
+    """The pending rollouts of a plan; iterating yields their jobs, which are not held in memory."""
 
-    jobs: list[Job]
-    done: list[tuple[Job, Mapping[str, Any]]]
-    """Finished jobs with their saved rollouts."""
-    foreign: list[str]
-    """Keys of saved rollouts outside the plan: of removed or edited examples, or of a larger plan."""
+    plan: Plan
+    flags: bytearray
+    """1 at the index of each pending rollout, 0 at that of a finished one."""
+
+    def __len__(self) -> int:
+        return self.flags.count(1)
+
+    def __iter__(self) -> Iterator[Job]:
+        for jobs in self.plan.groups(self.flags):
+            missing = [job for job in jobs if self.flags[job.position]]
+            yield from missing if len(missing) == len(jobs) else (replace(j, num_pending=len(missing)) for j in missing)
 
 
-def pending(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: bool, retry_errors: bool) -> Pending:
-    """Compare a plan with saved rollouts, by ``rollout_key``.
+def pending(
+    plan: Plan, saved: Saved, take: Callable[[Job, Any], None], *, whole_groups: bool, retry_errors: bool
+) -> Pending:
+    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done.
 
     ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as a whole.
     ``retry_errors``: a saved rollout with an error is pending again.
     """
-    result = Pending([], [], [])
-    if not durable:
-        result.jobs.extend(plan.jobs())
-        return result
-    foreign = dict.fromkeys(durable)
-    for jobs in plan.groups():
-        keys = [rollout_key(job.example.hash, job.sibling) for job in jobs]
-        rows = [durable.get(key) for key in keys]
-        for key in keys:
-            foreign.pop(key, None)
-        usable = [None if row is not None and retry_errors and row.get("error") else row for row in rows]
-        if whole_groups and None in usable:
-            usable = [None] * len(jobs)
-        result.done += [(job, row) for job, row in zip(jobs, usable, strict=True) if row is not None]
-        missing = [job for job, row in zip(jobs, usable, strict=True) if row is None]
-        if len(missing) < len(jobs):
-            missing = [replace(job, num_pending=len(missing)) for job in missing]
-        result.jobs += missing
-    result.foreign = list(foreign)
-    return result
+    flags = bytearray(b"\1") * len(plan)
+    if not saved.num_saved:
+        return Pending(plan, flags)
+    groups = plan.groups()
+    while several := list(itertools.islice(groups, NUM_COMPARED)):
+        found = iter(saved.find([rollout_key(job.example.hash, job.sibling) for jobs in several for job in jobs]))
+        for jobs in several:
+            rollouts = [next(found) for _ in jobs]
+            usable = [None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts]
+            if whole_groups and None in usable:
+                continue
+            for job, rollout in zip(jobs, usable, strict=True):
+                if rollout is not None:
+                    flags[job.position] = 0
+                    take(job, rollout)
+    return Pending(plan, flags)

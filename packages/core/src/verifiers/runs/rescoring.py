@@ -18,12 +18,14 @@ from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
 from verifiers.results.export import content_hash
+from verifiers.results.outputs import Measurements
 from verifiers.results.rows import DISK_FIELDS, FIELDS, ErrorInfo, RolloutOutput, output_to_state
 from verifiers.rollouts.state import State, Timing
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run, check_before_run
 from verifiers.runs.runner import GenerateJob, Job, RunContext, RunEnvironment, score
+from verifiers.runs.store import RunStore
 from verifiers.storage.directory import read_config
 from verifiers.types import ModelRequest, Response
 
@@ -107,8 +109,8 @@ class _Rescoring(Run):
         """As of a run of the environment, with the run that it scores, so that neither is taken for the other."""
         return {**super().config(), "rescored": self._origin["fingerprint"] or self._origin["path"]}
 
-    def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
-        metadata = super().metadata(rows, status)
+    def metadata(self, store: RunStore, measured: Measurements, status: str) -> GenerateMetadata:
+        metadata = super().metadata(store, measured, status)
         metadata["origin"] = self._origin
         return metadata
 

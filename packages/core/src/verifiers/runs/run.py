@@ -20,7 +20,7 @@ import datetime
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from importlib import metadata as packages
 from pathlib import Path
@@ -33,9 +33,9 @@ from verifiers.clients.resolve import client_for
 from verifiers.clients.spending import Budget
 from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError, RunError
-from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
-from verifiers.results.rows import RolloutOutput
+from verifiers.results.outputs import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Pending, Plan, pending
@@ -52,7 +52,7 @@ from verifiers.runs.runner import (
     identity_of,
 )
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runs.store import SERVED_MODELS, RunStore, served_models
+from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await, num_positional
@@ -212,10 +212,10 @@ class Run:
             )
         with fewer_collections(), ExitStack() as stack:
             directory = self._open(stack)
-            store = RunStore(self.options, self.metadata, self.env.logger, directory)
+            store = self._store(directory)
             work = await self._pending(store, directory, stack)
             if self.options.limits_spending or (directory is not None and (directory.path / SPENDING_NAME).exists()):
-                self.budget = await open_budget(self.options, self.client, directory, store.rows.values(), stack)
+                self.budget = await open_budget(self.options, self.client, directory, store.measurements, stack)
             if self.options.cache_dir is not None:
                 self.cache = CompletionCache(self.options.cache_dir)
                 stack.enter_context(self.cache.current())
@@ -223,9 +223,9 @@ class Run:
                 stack.enter_context(self.budget.current())
             status = "failed"
             try:
-                await self._call_back("on_start", *self._start_arguments(work.jobs))
-                if work.jobs:
-                    store.write_metadata(self.metadata(store.in_order(), "running"))
+                await self._call_back("on_start", *self._start_arguments(work))
+                if len(work):
+                    store.write_metadata(store.metadata("running"))
                     await self._generate(work, store, given_client)
                     await self._tell_missing_logprobs(store)
                     await self._tell_changed_model(store)
@@ -271,19 +271,19 @@ class Run:
                     raise
         return self._fingerprint
 
-    def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
-        """Statistics of ``rows`` and facts of the run; ``status`` is running, complete, interrupted or failed."""
+    def metadata(self, store: RunStore, measured: Measurements, status: str) -> GenerateMetadata:
+        """Statistics of rollouts and facts of the run; ``status`` is running, complete, interrupted or failed."""
         env, local_model = self.env, getattr(self.client, "local_model", None)
         decision = None if self.stopping is None else self.stopping.decision()
         ended = self.stopping is not None and status == "complete"
         return GenerateMetadata.of(
-            rows,
+            measured,
             env_id=env.env_id,
             env_args=redacted(env.env_args),
             env_version=env.env_version,
             model=self.model,
             base_url=self._base_url,
-            num_examples=len({row["example_id"] for row in rows}) if ended else len(self.plan.examples),
+            num_examples=len(set(measured.examples)) if ended else len(self.plan.examples),
             rollouts_per_example=max(self.plan.siblings),
             sampling_args=redacted(dict(self.sampling_args)),
             date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
@@ -305,13 +305,17 @@ class Run:
             resumed=self.num_resumed,
             outside_plan=self.outside_plan,
             changed_code=self.changed_code,
-            served_models=served_models(rows, self.model),
+            served_models=store.served_models(self.model),
             local_model=None if local_model is None else local_model.describe(),
             prices=prices_of(self.client),
             cached=None if self.cache is None else self.cache.summary(),
             spent=None if self.budget is None else self.budget.summary(),
             stopped=None if decision is None else dataclasses.asdict(decision),
         )
+
+    @property
+    def _asks_for_logprobs(self) -> bool:
+        return bool({**self.env.sampling_args, **self.sampling_args}.get("logprobs"))
 
     @property
     def _base_url(self) -> str:
@@ -351,46 +355,41 @@ class Run:
         self._fingerprint = directory.fingerprint  # the stored run's: an older version hashed fewer fields
         return directory
 
+    def _store(self, directory: RunDirectory | None) -> RunStore:
+        """Where finished rollouts go; those of a large run that is saved are not held in memory."""
+        kind = RunStore
+        if self.stopping is None and is_large(self.plan, self.options, directory):
+            from verifiers.runs.large_store import LargeRunStore
+
+            kind = LargeRunStore
+        return kind(self.plan, self.options, self.metadata, self.env.logger, directory)
+
     async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
         """Read the saved rollouts into ``store``; return the pending ones."""
-        durable: dict[str, dict[str, Any]] = {}
-
-        lines: dict[str, int] = {}
-        num_lines = 0
-
-        def newest(row: dict[str, Any]) -> None:
-            nonlocal num_lines
-            num_lines += 1
-            key = row.get("rollout_key")
-            if not isinstance(key, str):
-                raise JournalError(
-                    f"{self.path}/results.jsonl:{num_lines}: this line is not a saved rollout (it has no rollout_key); "
-                    "restore the file or remove the line",
-                    line=num_lines,
-                )
-            durable[key], lines[key] = row, num_lines
-
-        if directory is not None:
-            store.journal = stack.enter_context(directory.open_journal(on_row=newest))
+        store.open(stack)
         by_group = groups_are_units(self.env.rubric) and self.is_scored and not self.options.independent_scoring
-        work = pending(self.plan, durable, whole_groups=by_group, retry_errors=self.options.retry_errors)
-        for job, row in work.done:
-            store.take(job, row, f"{self.path}/results.jsonl:{lines[row['rollout_key']]}")
-        self.num_resumed, self.outside_plan = len(work.done), work.foreign
-        if work.foreign:
+        retry_errors = self.options.retry_errors
+        work = store.work = pending(self.plan, store, store.take, whole_groups=by_group, retry_errors=retry_errors)
+        self.num_resumed, self.outside_plan = len(self.plan) - len(work), store.outside()
+        if self.outside_plan:
             await self._warn(
-                f"{self.path} holds {len(work.foreign)} rollouts outside this plan (removed or edited examples, or a "
-                "smaller plan); they stay there and are not counted"
+                f"{self.path} holds {len(self.outside_plan)} rollouts outside this plan (removed or edited examples, "
+                "or a smaller plan); they stay there and are not counted"
             )
         counted = (read_metadata(self.path) or {}).get("num_rollouts") if self.path is not None else None
-        if isinstance(counted, int) and counted > len(durable):
+        if isinstance(counted, int) and counted > store.num_saved:
             await self._warn(
                 f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted} rollouts, the file has "
-                f"{len(durable)}; the missing ones are generated again (stop now to restore the file from a copy)"
+                f"{store.num_saved}; the missing ones are generated again (stop now to restore the file from a copy)"
             )
         if directory is not None:
-            done = f"; {len(work.done)} of {len(self.plan)} rollouts are done already" if work.done else ""
+            done = f"; {self.num_resumed} of {len(self.plan)} rollouts are done already" if self.num_resumed else ""
             await self._call_back("on_log", f"results are saved in {self.path}{done}")
+            if self._asks_for_logprobs and "trajectory" not in self.options.state_columns:
+                await self._warn(
+                    "the log-probabilities that sampling_args ask for are not saved: save the turns as well, with "
+                    'state_columns=["trajectory"] (vf-eval -C trajectory)'
+                )
             if directory.uncompared:
                 await self._call_back(
                     "on_log",
@@ -420,18 +419,18 @@ class Run:
             given_client=given_client,
             is_cached=self.cache is not None,
         )
-        limit = min(DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent, len(work.jobs))
+        limit = min(DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent, len(work))
         if preflight is not None:
             limit = await self._within_open_files(limit)
         progress = options.progress or Progress()
         progress.total = len(self.plan)
-        progress.done = progress.resumed = len(work.done)
+        progress.done = progress.resumed = self.num_resumed
         async with self.generator(context) as generate_one:
             if context.score and not options.interleave_scoring:
                 from verifiers.runs.score_after import generate_then_score
 
                 await generate_then_score(
-                    env, context, store, work.jobs, limit, options.abort_after, progress, generate_one
+                    env, context, store, list(work), limit, options.abort_after, progress, generate_one
                 )
             else:
                 runner = Runner(
@@ -443,7 +442,7 @@ class Run:
                     progress=progress,
                     generate=generate_one,
                 )
-                jobs = work.jobs if self.stopping is None else self.stopping.until_decided(work.jobs, store.rows)
+                jobs = work if self.stopping is None else self.stopping.until_decided(work, store.rows)
                 await runner.run(jobs)
                 await self._tell_decision(store, progress)
 
@@ -477,7 +476,7 @@ class Run:
 
     async def _tell_missing_logprobs(self, store: RunStore) -> None:
         """Warn when log-probabilities were asked for and are not complete for every turn."""
-        if {**self.env.sampling_args, **self.sampling_args}.get("logprobs") and store.without_tokens:
+        if self._asks_for_logprobs and store.without_tokens:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4))
             await self._warn(
                 f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "
@@ -486,7 +485,7 @@ class Run:
 
     async def _tell_changed_model(self, store: RunStore) -> None:
         """Warn when the server answered under more than one name: one mean is then over several models."""
-        served = served_models(store.rows.values(), self.model)
+        served = store.served_models(self.model)
         if len(served) > 1:
             listed = ", ".join(f"{name} ({count} rollouts)" for name, count in served.items())
             await self._warn(
@@ -495,9 +494,7 @@ class Run:
             )
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
-        """Fill advantages, write ``metadata.json`` and return the results."""
-        if not self.options.independent_scoring:
-            fill_advantages(store.in_order())
+        """Write ``metadata.json`` and return the results."""
         outputs = store.outputs(status)
         try:
             store.write_metadata(outputs.metadata)
@@ -524,7 +521,7 @@ class Run:
         self.env.logger.warning("%s", text)
         await self._call_back("on_log", text)
 
-    def _start_arguments(self, jobs: Sequence[Any]) -> list[Any]:
+    def _start_arguments(self, jobs: Pending) -> list[Any]:
         """What ``on_start`` is passed: the number of pending rollouts, or the rows of the plan and the pending ones."""
         if self.options.on_start is None or num_positional(self.options.on_start) < 2:
             return [len(jobs)]

@@ -1,7 +1,7 @@
 """Finished rollouts by their index in the plan: the runner's sink, with or without a journal.
 
 Guarantee: a rollout is counted, reported and returned only after it is durable (where there is a journal). Rollouts of
-an earlier run and of this one are returned in the same format.
+an earlier run and of this one are returned in the same format. Those of a large run are not held: ``large_store``.
 
 This module does not decide what is pending (``plan``) and computes no statistics (``results``).
 """
@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from verifiers.errors import JournalError
-from verifiers.results import GenerateMetadata, GenerateOutputs
+from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.outputs import Measurements, set_advantage
 from verifiers.results.rows import (
     DISK_FIELDS,
     RolloutOutput,
@@ -26,6 +29,7 @@ from verifiers.results.rows import (
 )
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
+from verifiers.runs.plan import Pending, Plan
 from verifiers.runs.runner import Job
 from verifiers.runtime.sync_async import maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
@@ -41,19 +45,34 @@ SERVED_MODELS = "served_models"
 COST_SHARE = 0.02
 """Largest share of the run time spent on computing metadata; a long run computes it less often."""
 
+LARGE_PLAN = 20_000
+"""Rollouts of a plan from which on they are not held."""
+
+
+def is_large(plan: Plan, options: RunOptions, directory: RunDirectory | None) -> bool:
+    """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
+    return directory is not None and not options.keep_states and len(plan) >= LARGE_PLAN
+
 
 class RunStore:
     """The finished rollouts (and states) of one run; ``metadata(rows, status)`` summarises them."""
 
     def __init__(
         self,
+        plan: Plan,
         options: RunOptions,
-        metadata: Callable[[Sequence[RolloutOutput], str], GenerateMetadata],
+        metadata: Callable[[RunStore, Measurements, str], GenerateMetadata],
         logger: logging.Logger,
         directory: RunDirectory | None = None,
     ):
-        self.options, self.metadata, self.logger, self.directory = options, metadata, logger, directory
+        self.plan, self.options, self.logger, self.directory = plan, options, logger, directory
         self.journal: Journal | None = None
+        self.work: Pending | None = None
+        """What is pending, once the plan was compared with what is saved."""
+        self.saved: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        """Key -> (line, row) of the newest saved rollouts; those of the plan move to ``rows``."""
+        self.num_saved = 0
+        """Different rollouts that were saved before this run."""
         self.rows: dict[int, RolloutOutput] = {}
         """By index in the plan."""
         self.states: dict[int, State] = {}
@@ -61,24 +80,68 @@ class RunStore:
         """Model turns stored by this call."""
         self.without_tokens: Counter[str] = Counter()
         """Reason -> stored turns without token data."""
+        self._metadata_of = metadata
         self._metadata: GenerateMetadata | None = None
         self._next_report = 0.0
         self._next_write = time.monotonic() + METADATA_EVERY_S
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the journal, and read what is saved there. *Raises* JournalError for damage."""
+        if self.directory is None:
+            return
+        file, num_lines = self.directory.results_file, 0
+
+        def read(row: dict[str, Any]) -> None:
+            nonlocal num_lines
+            num_lines += 1
+            if not isinstance(key := row.get("rollout_key"), str):
+                raise no_key(file, num_lines)
+            self.saved[key] = num_lines, row
+
+        self.journal = stack.enter_context(self.directory.open_journal(read))
+        self.num_saved = len(self.saved)
+
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        """See ``plan.Saved``: each with its line."""
+        return [self.saved.pop(key, None) for key in keys]
+
+    def has_error(self, rollout: Any) -> bool:
+        """See ``plan.Saved``."""
+        return bool(rollout[1].get("error"))
+
+    def take(self, job: Job, rollout: Any) -> None:
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+
+        *Raises* JournalError that names the line of a row of another shape.
+        """
+        assert self.directory is not None
+        line, row = rollout
+        output = saved_row(row, f"{self.directory.results_file}:{line}")
+        for name in DISK_FIELDS:
+            output.pop(name, None)
+        output["example_id"] = job.example.example_id
+        self.rows[job.position] = output
+
+    def outside(self) -> list[str]:
+        """Keys of saved rollouts that ``find`` was not asked for."""
+        return list(self.saved)
 
     def in_order(self) -> list[RolloutOutput]:
         """The finished rollouts, in the order of the plan."""
         return [self.rows[index] for index in sorted(self.rows)]
 
-    def take(self, job: Job, row: Mapping[str, Any], place: str) -> None:
-        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+    def measurements(self) -> Measurements:
+        """What the statistics need of the finished rollouts."""
+        return Measurements.of(self.in_order())
 
-        *Raises* JournalError that names ``place`` for a row of another shape.
-        """
-        output = saved_row(row, place)
-        for name in DISK_FIELDS:
-            output.pop(name, None)
-        output["example_id"] = job.example.example_id
-        self.rows[job.position] = output
+    def served_models(self, requested: str) -> dict[str, int]:
+        """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
+        names = (row.get(SERVED_MODELS) or [requested] for row in self.rows.values() if row["completion"])
+        return other_than(requested, Counter(name for several in names for name in several))
+
+    def metadata(self, status: str) -> GenerateMetadata:
+        """Statistics of the finished rollouts, and facts of the run."""
+        return self._metadata_of(self, self.measurements(), status)
 
     async def store(self, jobs: list[Job], states: list[State]) -> None:
         """Return once these are durable; several are stored atomically."""
@@ -92,34 +155,37 @@ class RunStore:
             await self.journal.append(
                 [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
             )
+        self._keep(jobs, outputs, states)
+        await self._report(jobs, outputs)
+
+    def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
+        """Add rollouts that are durable."""
         for output, job, state in zip(outputs, jobs, states, strict=True):
             self.rows[job.position] = output
             if self.options.keep_states:
                 self.states[job.position] = state
-        await self._report(jobs, outputs)
 
     def _count_turns(self, states: list[State]) -> None:
         for state in states:
             for step in state["trajectory"]:
                 self.num_turns += 1
-                if dict.__getitem__(step, "tokens") is None:
+                has_texts = bool((dict.get(step, "extras") or {}).get("logprobs"))  # by the texts of the tokens
+                if dict.__getitem__(step, "tokens") is None and not has_texts:
                     reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
                     self.without_tokens[reason] += 1
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Copy the advantages of siblings, after they were stored, to their outputs."""
         for job, state in zip(jobs, states, strict=True):
-            row = self.rows[job.position]
-            row["advantage"] = state["advantage"]
-            for step in row.get("trajectory") or ():
-                if step["advantage"] is None:
-                    step["advantage"] = state["advantage"]
+            set_advantage(self.rows[job.position], state["advantage"])
 
     def outputs(self, status: str) -> GenerateOutputs:
         """The results that the run returns."""
         rows = self.in_order()
+        if not self.options.independent_scoring:
+            fill_advantages(rows)
         states = [self._state(index) for index in sorted(self.rows)] if self.options.keep_states else None
-        return GenerateOutputs(outputs=rows, metadata=self.metadata(rows, status), states=states)
+        return GenerateOutputs(outputs=rows, metadata=self.metadata(status), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
         """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot be written."""
@@ -147,12 +213,12 @@ class RunStore:
     async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
         now = time.monotonic()
         if now >= self._next_write and self.directory is not None:
-            self.write_metadata(self.metadata(self.in_order(), "running"))
+            self.write_metadata(self.metadata("running"))
             self._next_write = _next_time(now, METADATA_EVERY_S)
         if self.options.on_progress is None:
             return
         if self._metadata is None or now >= self._next_report:
-            self._metadata = self.metadata(self.in_order(), "running")
+            self._metadata = self.metadata("running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
         given: Any = self.options.on_progress
         for callback in given if isinstance(given, list | tuple) else [given]:
@@ -163,11 +229,17 @@ class RunStore:
                 self.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
 
 
-def served_models(rows: Iterable[Mapping[str, Any]], requested: str) -> dict[str, int]:
-    """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
-    names = (row.get(SERVED_MODELS) or [requested] for row in rows if row["completion"])
-    counts = Counter(name for several in names for name in several)
+def other_than(requested: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts of each name of a model; empty when the requested one is the only name."""
     return {} if counts.keys() <= {requested} else dict(sorted(counts.items()))
+
+
+def no_key(file: Path, line: int) -> JournalError:
+    """The error for a line of a journal that is not a saved rollout."""
+    return JournalError(
+        f"{file}:{line}: this line is not a saved rollout (it has no rollout_key); restore the file or remove the line",
+        line=line,
+    )
 
 
 def _other_models(state: State) -> list[str]:

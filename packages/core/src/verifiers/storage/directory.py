@@ -2,6 +2,7 @@
 
     config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
     results.jsonl   the journal
+    results.index   of a large run: a cache, see ``results.index_file``
     metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
     run.lock        an advisory lock with the pid and host of its holder
 
@@ -278,9 +279,16 @@ class RunDirectory:
         changed = changed_code(resume_differences(stored["config"], frozen_config(config))) if stored else []
         return cls(path, lock, stored or new_run, stored is not None, config, noted, changed)
 
-    def open_journal(self, on_row: Callable[[dict[str, Any]], None] | None = None) -> Journal:
-        """The run's journal, open for appending; ``on_row`` receives each saved row. Close it before the directory."""
-        return Journal.open(self.path / RESULTS_NAME, on_row)
+    @property
+    def results_file(self) -> Path:
+        """Where the journal is."""
+        return self.path / RESULTS_NAME
+
+    def open_journal(
+        self, on_row: Callable[[dict[str, Any]], None] | None = None, checked: tuple[int, int] = (0, 0)
+    ) -> Journal:
+        """The run's journal, open for appending: see ``Journal.open``. Close it before the directory."""
+        return Journal.open(self.results_file, on_row, checked=checked)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace ``metadata.json`` atomically and durably. *Raises* OSError."""

@@ -12,6 +12,7 @@ Construction hashes nothing; the identity is computed once per run.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
@@ -552,22 +553,21 @@ def source_hashes(objects: Iterable[object]) -> dict[str, str]:
     """File name, relative to its package or folder -> 16 hex digits of the SHA-256 of its content; never raises.
 
     The files are those of the modules that define the objects (functions, classes, or instances, which stand for their
-    classes), and what these modules import at their top from beside themselves: from the same package, or for a module
-    without a package from the same folder. Installed libraries are not included.
+    classes), and what these modules import, also inside functions, from beside themselves: from the same package, or
+    for a module without a package from the same folder. Installed libraries, modules imported by a computed name and
+    data files are not included.
     """
-    pending = [module for value in objects if (module := _author_module(_module_name(value))) is not None]
+    pending = [found for value in objects if (found := _author_file(_module_name(value))) is not None]
     paths: dict[Path, str] = {}
     while pending:
-        module = pending.pop()
-        path = Path(str(module.__file__)).resolve()
+        module, path = pending.pop()
         if path in paths:
             continue
         root, prefix = _root(module, path)
         paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
-        for value in list(vars(module).values()):
-            name = value.__name__ if isinstance(value, types.ModuleType) else _module_name(value)
-            other = _author_module(name)
-            if other is not None and _is_beside(Path(str(other.__file__)).resolve(), root):
+        for name in {*_names_of_values(module), *_imported_names(module, path)}:
+            other = _author_file(name) or _unloaded_file(name, root.parent if prefix.parts else root)
+            if other is not None and _is_beside(other[1], root):
                 pending.append(other)
     hashes: dict[str, str] = {}
     for path, label in sorted(paths.items()):
@@ -585,18 +585,56 @@ def _module_name(value: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _author_module(name: str | None) -> types.ModuleType | None:
-    """The loaded module of this name when it has a source file and is an author's."""
+def _names_of_values(module: str) -> Iterator[str]:
+    """The modules that define what a loaded module holds."""
+    for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
+        name = value.__name__ if isinstance(value, types.ModuleType) else _module_name(value)
+        if name is not None:
+            yield name
+
+
+def _imported_names(module: str, path: Path) -> Iterator[str]:
+    """The modules that the source of a module names in imports, with their packages; further names may be none."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # changed since it was imported
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            whole = ".".join(filter(None, (start, node.module)))
+            names = [f"{whole}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _author_file(name: str | None) -> tuple[str, Path] | None:
+    """The name and the source file of a loaded module that is an author's."""
     if name is None or name.partition(".")[0] in _NOT_AUTHORS:
         return None
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    return module if isinstance(file, str) and file.endswith(".py") else None
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return (name, Path(file).resolve()) if isinstance(file, str) and file.endswith(".py") else None
 
 
-def _root(module: types.ModuleType, path: Path) -> tuple[Path, Path]:
+def _unloaded_file(name: str, base: Path) -> tuple[str, Path] | None:
+    """The name and the source file, below ``base``, of a module that a function will import."""
+    if name not in sys.modules:
+        path = base.joinpath(*name.split("."))
+        for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+            if file.is_file():
+                return name, file.resolve()
+    return None
+
+
+def _root(module: str, path: Path) -> tuple[Path, Path]:
     """(folder that holds what belongs to the module, prefix of its labels)."""
-    top = sys.modules.get(module.__name__.partition(".")[0])
+    top = sys.modules.get(module.partition(".")[0])
     for folder in map(Path, getattr(top, "__path__", ())):
         if path.is_relative_to(folder.resolve()):
             return folder.resolve(), Path(folder.name)

@@ -74,11 +74,13 @@ class Journal:
         path: str | os.PathLike[str],
         on_row: Callable[[dict[str, Any]], None] | None = None,
         linger_s: float = 0.005,
+        checked: tuple[int, int] = (0, 0),
     ) -> Journal:
         """Open for appending, exclusively (the file is locked); create the file when it does not exist.
 
         ``on_row`` receives each recovered row in order; rows are not held in memory. An unfinished write at the end
-        (an unterminated line, an incomplete group of rows) is truncated, and the rest is made durable.
+        (an unterminated line, an incomplete group of rows) is truncated, and the rest is made durable. ``checked``:
+        bytes and rows at the start that an index has checked, which are not read again.
 
         *Raises* RunBusy when another process or journal has it open, JournalError with file and line for any other
         damage (the file is not changed), ConfigError when the file cannot be opened for writing.
@@ -90,7 +92,7 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"{path} cannot be opened for writing: {error.strerror}.", path=str(path)) from error
         try:
-            journal._recover(on_row)
+            journal._recover(on_row, *checked)
             if not existed:
                 sync_folder(journal.path.parent)
         except OSError as error:
@@ -145,12 +147,14 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recover(self, on_row: Callable[[dict[str, Any]], None] | None) -> None:
+    def _recover(self, on_row: Callable[[dict[str, Any]], None] | None, start: int, num_rows: int) -> None:
         fd = self._open_fd()
         with open(self.path, "rb") as file:
             size = os.fstat(fd).st_size
-            for ends, bodies in _whole_writes(file, self.path, size):
-                self._durable_bytes = ends[-1]
+            file.seek(start)
+            self._durable_bytes, self.num_recovered = start, num_rows
+            for ends, bodies, _ in _whole_writes(file, self.path, size - start, num_rows + 1):
+                self._durable_bytes = start + ends[-1]
                 self.num_recovered += len(bodies)
                 if on_row is not None:
                     for body in bodies:
@@ -247,17 +251,18 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
     Never changes the file. *Raises* FileNotFoundError; JournalError with file and line for damage.
     """
-    for _, bodies in scan_journal(path):
+    for _, bodies, _ in scan_journal(path):
         for body in bodies:
             yield _decoded(body, Path(path))
 
 
 def scan_journal(
-    path: str | os.PathLike[str], start: int = 0, first_line: int = 1
-) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Each complete write from byte ``start`` on: end offsets of its lines, and its rows as JSON; for indexed readers.
+    path: str | os.PathLike[str], start: int = 0, first_line: int = 1, checksum: int = 0
+) -> Iterator[tuple[list[int], list[bytes], int]]:
+    """Each complete write from byte ``start`` on: end offsets of its lines, its rows as JSON, and a checksum.
 
-    ``start`` is 0 or the end of a write, ``first_line`` the number of the line there. Otherwise as ``read_journal``.
+    ``start`` is 0 or the end of a write, ``first_line`` the number of the line there, ``checksum`` the CRC-32 of the
+    bytes before it; the third value is that of all bytes up to the end of the write. Otherwise as ``read_journal``.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -267,8 +272,8 @@ def scan_journal(
             if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # these: nothing to flush
                 raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
         file.seek(start)
-        for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
-            yield [start + end for end in ends], bodies
+        for ends, bodies, so_far in _whole_writes(file, Path(path), size - start, first_line, checksum):
+            yield [start + end for end in ends], bodies, so_far
 
 
 def _lines(rows: Row | Iterable[Row]) -> bytes:
@@ -289,9 +294,9 @@ def _line(row: Row, part: bytes = b"") -> bytes:
 
 
 def _whole_writes(
-    file: BinaryIO, path: Path, size: int, first_line: int = 1
-) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Each complete write within the next ``size`` bytes: relative end offsets of its lines, and its rows as JSON.
+    file: BinaryIO, path: Path, size: int, first_line: int = 1, checksum: int = 0
+) -> Iterator[tuple[list[int], list[bytes], int]]:
+    """Each complete write within the next ``size`` bytes: relative end offsets of its lines, rows, checksum so far.
 
     Stops at an unfinished write at the end. *Raises* JournalError for any other damage.
     """
@@ -310,9 +315,10 @@ def _whole_writes(
             raise _damage(path, number, "the rows written together with it are not complete")
         bodies.append(body + b"}")
         ends.append(end)
+        checksum = crc32(line, checksum)
         expected = total
         if index == total:
-            yield ends, bodies
+            yield ends, bodies, checksum
             bodies, ends = [], []
 
 

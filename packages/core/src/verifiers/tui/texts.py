@@ -42,7 +42,7 @@ def run_line(run: Mapping[str, Any]) -> Text:
     is_training = run["kind"] == "training"
     rollouts = f"step {run['rollouts']}" if is_training else _count(run["rollouts"])
     reward = _number(run["reward"])
-    if run["stderr"] is not None:
+    if run["stderr"]:
         reward += f" ± {_number(run['stderr'])}"
     line = Text(no_wrap=True)
     line.append(_cell(f"{run['env']}{' (training)' if is_training else ''}", 34), "bold")

@@ -145,6 +145,8 @@ def _listed(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     """The settings of an evaluation that the list of runs can show, flat, long texts cut."""
     parts = {name: config.get(name, metadata.get(name)) for name in LISTED}
     parts |= {name: metadata.get(name) for name in ("num_examples", "rollouts_per_example")}
+    defaults = (metadata.get("local_model") or {}).get("sampling") or {}
+    parts["sampling_args"] = {**defaults, **(parts["sampling_args"] or {})}
     cut = {name: v[:MAX_SETTING_CHARS] if isinstance(v, str) else v for name, v in flat(parts).items()}
     return {name.replace("sampling_args.", "sampling.").replace("extra_body.", ""): v for name, v in cut.items()}
 
@@ -207,10 +209,12 @@ def _training_facts(folder: Path) -> dict[str, Any]:
     facts = {"env_id": summary.get("environment"), "model": summary.get("model"), "max_steps": summary.get("steps")}
     checkpoints = sorted(folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime)
     if checkpoints:
-        configuration = _json(checkpoints[-1]).get("configuration") or {}
+        saved = _json(checkpoints[-1])
+        configuration = saved.get("configuration") or {}
         state = _json(checkpoints[-1].parent / "trainer_state.json")
         facts["settings"] = configuration
         facts["env_id"] = facts["env_id"] or configuration.get("env_id")
+        facts["model"] = facts["model"] or saved.get("model")
         facts["max_steps"] = state.get("max_steps") or facts["max_steps"]
     return facts
 

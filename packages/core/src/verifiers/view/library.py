@@ -14,19 +14,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from verifiers.errors import ConfigError
 from verifiers.results.agreement import agreement
+from verifiers.results.columns import NameColumn, select
 from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
-from verifiers.results.outputs import GenerateMetadata, GenerateOutputs
-from verifiers.results.rows import ErrorInfo, RolloutOutput
+from verifiers.results.statistics import known
+from verifiers.results.stored import StoredOutputs
 from verifiers.view import describe, rollout
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
-"""Number of indexes in memory, and of their rows, about 300 bytes each; the least recently used is dropped first. The
+"""Number of indexes in memory, and of their rows, about 200 bytes each; the least recently used is dropped first. The
 one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
@@ -90,19 +93,19 @@ class Library:
         index.read(budget_s)
         first = first if generation == index.generation else 0
         total = len(index)
-        columns: dict[str, Any] = {name: index.columns[name][first:total] for name in ("example", "key", *NUMBERS)}
-        columns |= {name: _coded(index.columns[name][first:total]) for name in NAMES}
+        columns: dict[str, Any] = {n: list(index.columns[n][first:total]) for n in ("example", "key", *NUMBERS)}
+        columns |= {name: _coded(index.columns[name], first, total) for name in NAMES}
         return {
             "generation": index.generation,
             "first": first,
             "total": total,
             "complete": index.is_complete,
             "progress": index.progress,
-            "replaced": list(index.replaced),
+            "replaced": index.replaced,
             "damage": index.damage,
             "info": index.info_names(),
             "columns": columns,
-            "metrics": {name: values[first:total] for name, values in index.metrics.items()},
+            "metrics": {name: list(values[first:total]) for name, values in index.metrics.items()},
         }
 
     def numbers(self, run_id: str, step: int | None = None) -> dict[str, Any]:
@@ -112,31 +115,14 @@ class Library:
         """
         source, index = self.catalog.get(run_id), self._index(run_id, step)
         index.read()
-        described, replaced = self._describe(source), set(index.replaced)
-        columns, metrics = index.columns, list(index.metrics.items())
-        outputs = [
-            RolloutOutput(
-                example_id=columns["example"][row],
-                example_hash=columns["key"][row],
-                reward=columns["reward"][row],
-                metrics={name: values[row] for name, values in metrics},
-                error=error and ErrorInfo(error=error),
-                stop_condition=columns["stop_condition"][row],
-                timing={"total_ms": columns["total_ms"][row]},
-                token_usage={
-                    name: columns[name][row]
-                    for name in ("input_tokens", "output_tokens")
-                    if not math.isnan(columns[name][row])
-                },
-            )
-            for row, error in enumerate(columns["error"])
-            if row not in replaced
-        ]
+        described = self._describe(source)
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
-        summary = GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts)).summary()
+        rows = np.delete(np.arange(len(index)), index.replaced)
+        summary = StoredOutputs(index, rows, facts).summary()
+        counts = {name: known(select(index.columns[name], rows)) for name in ("input_tokens", "output_tokens")}
+        summary["usage"] = {name: round(math.fsum(values)) for name, values in counts.items() if any(values)}
         whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
-        unscored = {cause.removesuffix(" in None"): count for cause, count in summary["unscored"].items()}
-        return {**summary, **whole, "unscored": unscored}
+        return {**summary, **whole}
 
     def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
         """The first words of some saved rollouts, by row number."""
@@ -270,8 +256,6 @@ class Library:
         return index
 
 
-def _coded(values: Sequence[str | None]) -> dict[str, Any]:
+def _coded(column: NameColumn, first: int, last: int) -> dict[str, Any]:
     """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for none."""
-    names: dict[str, int] = {}
-    codes = [-1 if value is None else names.setdefault(value, len(names)) for value in values]
-    return {"names": list(names), "codes": codes}
+    return {"names": list(column.names), "codes": column.codes[first:last].tolist()}

@@ -24,13 +24,14 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None) -> dict[str, Any]:
     """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes single tokens."""
-    steps = [_step(step, pieces) for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
+    trajectory = [step for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
+    steps = [_step(step, pieces) for step in trajectory]
     steps += [_trained_turn(turn) for turn in row.get("turn_tokens") or [] if isinstance(turn, Mapping)]
     _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
-    _assign(messages, steps)
-    metrics = {name: value for name, value in row["metrics"].items()}
     agent = _agent(row)
+    _assign(messages, steps, [number for number, step in enumerate(steps) if agent is None or _is_main(step)])
+    metrics = {name: value for name, value in row["metrics"].items()}
     shown_apart = {"agent", "files"} if agent else set()
     shown_apart |= {"group", "trained", "excluded"}
     columns = {*FIELDS, *DISK_FIELDS, *metrics, *shown_apart, "trajectory", "turn_tokens", "crc32", "write_part"}
@@ -56,6 +57,7 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
         "usage": row["token_usage"],
         "tools": row["tool_defs"],
         "agent": agent,
+        "branches": [] if agent is None else _branches(trajectory, steps, messages),
         "more": {name: value for name, value in row.items() if name not in columns},
     }
     ready: dict[str, Any] = json_ready(content)
@@ -226,17 +228,61 @@ def _spend(steps: list[dict[str, Any]]) -> None:
             before = timing
 
 
-def _assign(messages: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """Set the turn's index on each sampled message; a turn whose message was changed later matches none."""
+def _is_main(step: Mapping[str, Any]) -> bool:
+    return step.get("role") in (None, "main")
+
+
+def _assign(messages: list[dict[str, Any]], steps: list[dict[str, Any]], numbers: list[int]) -> None:
+    """Set the turn's index on each sampled message, of the turns ``numbers``; a turn whose message was changed later
+    matches none."""
     sampled = [m for m in messages if m["place"] == "completion" and m["role"] == "assistant"]
-    if len(sampled) == len(steps):
-        for number, message in enumerate(sampled):
+    if len(sampled) == len(numbers):
+        for number, message in zip(numbers, sampled, strict=True):
             message["step"] = number
         return
-    number = 0
     for message in sampled:
         text = "\n".join(part["text"] for part in message["parts"] if part["type"] == "text")
-        for candidate in range(number, len(steps)):
-            if steps[candidate]["text"] == text:
-                message["step"], number = candidate, candidate + 1
+        for place, number in enumerate(numbers):
+            if steps[number]["text"] == text:
+                message["step"], numbers = number, numbers[place + 1 :]
                 break
+
+
+def _branches(
+    trajectory: list[Mapping[str, Any]], steps: list[dict[str, Any]], messages: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What an agent's calls hold beside its conversation: those of other roles, and each history that it wrote anew
+    ("rewrite").
+
+    ``at`` is the index of the message before which a branch is shown; ``messages`` are those that no earlier call of
+    the same role, and no main call, has.
+    """
+    places = {message["step"]: index for index, message in enumerate(messages) if "step" in message}
+    first = next((index for index, message in enumerate(messages) if message["place"] == "completion"), len(messages))
+    known: dict[str, list[Any]] = {}
+    found: list[dict[str, Any]] = []
+    at = first
+    for number, (step, numbers) in enumerate(zip(trajectory, steps, strict=False)):
+        role = numbers.get("role") or "main"
+        prompt, completion = list(step.get("prompt") or ()), list(step.get("completion") or ())
+        shared = max(_num_shared(known.get(name, []), prompt) for name in ("main", role))
+        new = _messages(prompt[shared:], "prompt")
+        if role == "main":
+            at = places.get(number, at)
+            if known.get("main") and shared < len(known["main"]):
+                found.append({"role": "rewrite", "at": at, "messages": _messages(prompt, "prompt")})
+            at += 1
+        else:
+            new += [message | {"step": number} for message in _messages(completion, "completion")]
+            last = found[-1] if found else None
+            if last is not None and (last["role"], last["at"]) == (role, at):
+                last["messages"] += new
+            else:
+                found.append({"role": role, "at": at, "messages": new})
+        known[role] = [*prompt, *completion]
+    return found
+
+
+def _num_shared(known: list[Any], prompt: list[Any]) -> int:
+    """How many messages of a conversation begin the prompt: all of them, or none."""
+    return len(known) if prompt[: len(known)] == known else 0

@@ -18,7 +18,9 @@ from typing import Any
 
 import click
 
+from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
+from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.sources import make_importable
@@ -108,6 +110,12 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--cwd", metavar="DIR", help="Folder to run in; paths are relative to it.")
 @click.option("--dry-run", is_flag=True, help="Show the run, run the preflight checks, and stop.")
+@click.option(
+    "--plan", is_flag=True, help="Show the expected time and memory, and the bottleneck, and stop; loads nothing."
+)
+@click.option("--plan-on", metavar="DEVICE", help="With --plan: H100, A100, …; default cpu.")
+@click.option("--plan-from", metavar="RUN", help="With --plan: take the speeds that this run measured.")
+@click.option("--plan-with", metavar="NAME=VALUE", multiple=True, help="With --plan: replace an input of the table.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
@@ -118,6 +126,10 @@ def train_command(
     accept_changed_code: bool,
     as_json: bool,
     verbose: bool,
+    plan: bool,
+    plan_on: str | None,
+    plan_from: str | None,
+    plan_with: tuple[str, ...],
     **options: Any,
 ) -> None:
     if accept_changed_code:
@@ -129,14 +141,28 @@ def train_command(
                 os.chdir(cwd)
             except OSError as error:
                 raise ConfigError(f"--cwd: cannot run in {cwd}: {error.strerror}") from error
+        if not plan and (plan_on or plan_from or plan_with):
+            raise ConfigError("--plan-on, --plan-from and --plan-with need --plan")
         make_importable(words)
         check_first(words)  # before torch is loaded, which takes seconds
+        if plan:
+            samplers = ["samplers=0"] if options["engine"] == "embedded" else []
+            return _show_plan(
+                capacity.capacity_plan(words, plan_on, plan_from, [*samplers, *plan_with]), result, as_json
+            )
         with importing():
             from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)
 
     context.exit(finish(body, verbose=verbose, as_json=as_json))
+
+
+def _show_plan(plan: capacity.CapacityPlan, result: dict[str, Any], as_json: bool) -> int:
+    result["plan"] = plan.to_dict()
+    if not as_json:
+        print(escape_control(capacity.plan_text(plan)))
+    return 0
 
 
 @click.command("vf-train quickstart", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -24,13 +24,19 @@ from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading
 STATE, PENDING = "rl_state.json", "pending.jsonl"
 
 
-def save_pipeline(folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any]) -> None:
-    """Write the pipeline: its counters and configuration, and the finished groups not yet trained on."""
+def save_pipeline(
+    folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any], model: str = ""
+) -> None:
+    """Write the pipeline: its counters and configuration, and the finished groups not yet trained on.
+
+    model: The name of the trained model, for readers; the same run may resume from a moved folder.
+    """
     write_json(
         folder / STATE,
         {
             "schema": SCHEMA,
             "policy_version": version,
+            "model": model,
             "next_index": state.next_index,
             "delivered": state.delivered,
             "base": state.base,

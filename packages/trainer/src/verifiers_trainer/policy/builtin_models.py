@@ -40,6 +40,9 @@ DEFAULT_TAGS = (
     "<tool_response>",
     "</tool_response>",
 )
+CHARACTERS = ("\n", *(chr(code) for code in range(32, 127)))
+NUM_TINY_TOKENS = 4 + len(CHARACTERS) + len(DEFAULT_TAGS)
+"""Vocabulary of ``builtin:tiny``: four special tokens, the characters and the tags."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -79,8 +82,7 @@ def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedToke
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    characters = ["\n", *(chr(code) for code in range(32, 127))]
-    vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, START, END, *characters])}
+    vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, START, END, *CHARACTERS])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()

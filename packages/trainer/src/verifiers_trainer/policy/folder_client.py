@@ -6,6 +6,7 @@ a training run, its newest checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
+from verifiers.clients.local import SAMPLING
 from verifiers.errors import ConfigError
 from verifiers.storage.identity import type_name
 
@@ -75,6 +77,18 @@ class FolderClient(InProcessClient):
     def model(self) -> str:
         """The name of the model for requests."""
         return str(self.folder)
+
+    @property
+    def local_model(self) -> FolderClient:
+        """The model of this process, for the facts of a run."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """The record of the model for a run: name, and the sampling where a request says nothing."""
+        from verifiers_trainer.engines.requests import SamplingParams
+
+        defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+        return {"name": self.model, "sampling": {name: defaults[name] for name in SAMPLING}}
 
     async def shows_tools(self) -> bool | None:
         """Whether the chat template shows the tools of a request; None when unknown."""

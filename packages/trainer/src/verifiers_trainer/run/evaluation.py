@@ -82,7 +82,7 @@ def evaluate(
         "num_unscored": metadata["num_unscored"],
         "num_errors": metadata["num_errors"],
         "truncated": sum(results["is_truncated"]) / max(1, len(results)),
-        "tokens": total_usage(results.outputs).get("output_tokens", 0),
+        "tokens": total_usage(results.measurements()).get("output_tokens", 0),
         "runtime": time.perf_counter() - started,
         "success": metadata["avg_success"],
         **metadata["avg_metrics"],

@@ -18,6 +18,7 @@ from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers.data.token_texts import TokenTexts
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.distributed import deepspeed
+from verifiers_trainer.distributed.devices import DATA_SHEETS
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
@@ -25,9 +26,6 @@ from verifiers_trainer.run.token_records import token_records
 from verifiers_trainer.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
-
-PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12}
-"""Dense bf16 FLOP/s by a part of the device name, from the vendor's data sheets."""
 
 
 class StepRecorder:
@@ -146,7 +144,7 @@ class StepRecorder:
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:
-    """``memory/peak`` (bytes) and, for a device of ``PEAK_FLOPS``, ``throughput/mfu``; empty without CUDA."""
+    """``memory/peak`` (bytes) and, for a device of ``DATA_SHEETS``, ``throughput/mfu``; empty without CUDA."""
     if not torch.cuda.is_available():
         return {}
     counts = [(deepspeed.size(parameter).numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -157,12 +155,12 @@ def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, flo
 
 
 def flops_utilisation(parameters: int, trained: int, tokens_per_s: float, device: str) -> float | None:
-    """Model FLOPs utilisation of one process, in [0, 1]; None for a device that is not in ``PEAK_FLOPS``.
+    """Model FLOPs utilisation of one process, in [0, 1]; None for a device that is not in ``DATA_SHEETS``.
 
     A token costs two operations per parameter in the forward pass, two in the backward pass, and two more per trained
     parameter (Kaplan et al. 2020, arXiv 2001.08361); attention over the context is not counted.
     """
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in device), None)
+    peak = next((sheet.flops for name, sheet in DATA_SHEETS.items() if name in device), None)
     return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
 
 

@@ -130,7 +130,8 @@ class Checkpoints:
                         checkpoint_files.save_rng(temporary, rng, rank)
                     if run.reference is not None:
                         run.reference.save(temporary, reference_state)
-                save_pipeline(temporary, pipeline, state.global_step, settings)
+                name = str(getattr(run.model, "name_or_path", "") or "")
+                save_pipeline(temporary, pipeline, state.global_step, settings, name)
                 state.save_to_json(str(temporary / "trainer_state.json"))
             checkpoint_files.prune(
                 folder, run.settings.save_total_limit, protected=best, keep_every=run.settings.keep_every

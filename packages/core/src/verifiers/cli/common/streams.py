@@ -24,10 +24,13 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
     from verifiers.data.messages import escape_control
+    from verifiers.results.rows import ErrorInfo
     from verifiers.runtime.redaction import redacted_text
 
     known = error if isinstance(error, VerifiersError) else None
-    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (-v shows where)"
+    line = None if known else ErrorInfo.of(error).author_line
+    place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error}{place}"
     message = escape_control(redacted_text(text))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)

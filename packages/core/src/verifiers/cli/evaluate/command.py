@@ -323,7 +323,8 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
         return f"{facts.avg_error:.0%} of the rollouts ended in an error; --max-error-rate allows {limit:.0%}"
     nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
     if nothing_scored and prepared.env.score_rollouts and prepared.env.has_reward:
-        causes = unscored_by_function(results.outputs) | errors_by_cause(results.outputs)
+        measured = results.measurements()
+        causes = unscored_by_function(measured) | errors_by_cause(measured)
         counts = ", ".join(f"{count} x {cause}" for cause, count in causes.items())
         first = next((error for error in results["errors"] if error is not None), None)
         why = f"; the first: {first['error']}: {first['message']}" if first else ""
@@ -344,7 +345,7 @@ def _notes(prepared: Prepared, results: Any) -> list[str]:
         from verifiers.runs.stopping import Decision
 
         notes.append(Decision(**stopped).sentence())
-    if facts := results.metadata.local_model:
+    if (facts := results.metadata.local_model) and "quantisation" in facts:  # a folder is the user's own model
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
             "scores say little about the environment"

@@ -31,6 +31,8 @@ SILENT_S = 30.0
 LINE_EVERY_S = 10.0
 RATE_WINDOW_S = 30.0
 """Seconds over which the display of a running evaluation averages tokens per second."""
+LATER = 1.25
+"""Factor by which an estimate of the time left must exceed the shown one to be shown."""
 BAR_CHARS = 24
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NUM_OLDEST = 3
@@ -59,7 +61,22 @@ class TokenRate:
         return max(tokens - count, 0) / max(now - before, 1e-9)
 
 
-def status_line(progress: Progress, now: float, tokens_per_s: float | None = None) -> str:
+class TimeLeft:
+    """Seconds that remain, without the jitter of single rollouts: the end moves back only by a share of the rest."""
+
+    def __init__(self) -> None:
+        self._end = math.inf
+
+    def update(self, left_s: float, now: float) -> float:
+        """The seconds to show at ``now``, where ``left_s`` are estimated."""
+        if now + left_s < self._end or left_s > LATER * max(self._end - now, 1.0):
+            self._end = now + left_s
+        return max(self._end - now, 0.0)
+
+
+def status_line(
+    progress: Progress, now: float, tokens_per_s: float | None = None, time_left: TimeLeft | None = None
+) -> str:
     """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic clock.
 
     The throughput is ``tokens_per_s``, or the mean since the start.
@@ -79,8 +96,8 @@ def status_line(progress: Progress, now: float, tokens_per_s: float | None = Non
     if fresh and progress.done < progress.total:
         # from the newest finished rollout, so that the estimate falls while nothing finishes
         per_rollout = max(progress.last_done - progress.started, 1e-9) / fresh
-        left = (progress.total - progress.done) * per_rollout - (now - progress.last_done)
-        parts.append(f"{duration(max(left, 0.0))} left")
+        left = max((progress.total - progress.done) * per_rollout - (now - progress.last_done), 0.0)
+        parts.append(f"{duration(left if time_left is None else time_left.update(left, now))} left")
     else:
         parts.append(duration(elapsed))
     return " · ".join(parts)
@@ -127,11 +144,11 @@ class Display:
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         """Start a run; ``facts`` go into its JSON event."""
         self.label, self.progress = label, progress
-        self._rate = TokenRate(progress.started)
+        self._rate, self._left = TokenRate(progress.started), TimeLeft()
 
     def _status(self, progress: Progress, now: float) -> str:
         """The status line of a running evaluation."""
-        return status_line(progress, now, self._rate.update(sampled_tokens(progress), now))
+        return status_line(progress, now, self._rate.update(sampled_tokens(progress), now), self._left)
 
     def tick(self) -> None:
         """Called every ``tick_s``."""

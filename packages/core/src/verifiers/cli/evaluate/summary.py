@@ -7,6 +7,7 @@ its control characters are escaped.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +89,7 @@ def print_summary(
     for name, value in lines:
         console.print(Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default"))
     if samples:
-        for title, output in _samples(results.outputs):
+        for title, output in _samples(results):
             console.print()
             console.print(Text(f"── {title} ──", style="bold"))
             console.print(Text(transcript(output)))
@@ -175,20 +176,20 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 # --- samples ------------------------------------------------------------------------------------------------------
 
 
-def _samples(outputs: Sequence[Any]) -> list[tuple[str, Any]]:
+def _samples(results: Any) -> list[tuple[str, Any]]:
     """The rollouts with the highest and the lowest reward; without any known reward, the first rollout."""
-    scored = [output for output in outputs if not math.isnan(output["reward"])]
+    rewards, ids = results["rewards"], results["example_ids"]
+    scored = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]
     if not scored:
-        return [(_title("a rollout", output), output) for output in outputs[:1]]
-    best, worst = max(scored, key=_reward), min(scored, key=_reward)
-    if best is worst or _reward(best) == _reward(worst):
-        others = [output for output in scored if output["example_id"] != best["example_id"]]
-        return [(_title("a rollout", output), output) for output in (best, *others[:1])]
-    return [(_title("best", best), best), (_title("worst", worst), worst)]
-
-
-def _reward(output: Mapping[str, Any]) -> float:
-    return float(output["reward"])
+        places = [("a rollout", place) for place in range(min(1, len(rewards)))]
+    else:
+        best, worst = max(scored, key=rewards.__getitem__), min(scored, key=rewards.__getitem__)
+        places = [("best", best), ("worst", worst)]
+        if rewards[best] == rewards[worst]:
+            others = (place for place in scored if ids[place] != ids[best])
+            places = [("a rollout", place) for place in (best, *itertools.islice(others, 1))]
+    samples = [(which, results.at(place)) for which, place in places]
+    return [(_title(which, output), output) for which, output in samples]
 
 
 def _title(which: str, output: Mapping[str, Any]) -> str:

@@ -33,12 +33,13 @@ from verifiers.environments.agents.turns import (
     agent_run,
 )
 from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
-from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import cleanup, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
+from verifiers.sandbox.opening import opening
 from verifiers.storage.identity import Free
 
 
@@ -167,22 +168,11 @@ class AgentEnv(AgentTurns):
         assert self._backend is not None
         info = state["info"] if isinstance(state["info"], Mapping) else {}
         files = {**self.files, **contents(info.get("files"))}
-        limit = asyncio.timeout(self.max_startup_wait_seconds)
         prompt = self.prompt_for_agent(state)
-        try:
-            async with limit:
-                places = await asyncio.to_thread(Places.within, self._backend)
-                spec = spec_for(self.sandbox_spec, installed, agent, places.is_isolated)
-                sandbox = await self._backend.open(spec)
-                return await AgentProcess.open(
-                    agent, installed, sandbox, places, route, prompt, files, self.process_limits
-                )
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise SandboxUnavailable(
-                f"the agent's sandbox was not open after {self.max_startup_wait_seconds:g} s (max_startup_wait_seconds)"
-            ) from error
+        async with opening(self.max_startup_wait_seconds):
+            places = await asyncio.to_thread(Places.within, self._backend)
+            sandbox = await self._backend.open(spec_for(self.sandbox_spec, installed, agent, places.is_isolated))
+            return await AgentProcess.open(agent, installed, sandbox, places, route, prompt, files, self.process_limits)
 
     @cleanup(priority=FIRST)
     async def finish_rollout(self, state: State) -> None:

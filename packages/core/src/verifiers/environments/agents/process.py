@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -38,6 +39,8 @@ LOG_LINES = 3
 """Last lines of the log that an error quotes."""
 SHARED_NODE = "/usr/share/nodejs"
 """Where Debian's package of node keeps a part of it."""
+SETTINGS = {"memory": "memory_gb", "cpu": "timeout_minutes", "wall": "timeout_minutes", "file": "disk_size_gb"}
+"""Limit of a sandbox -> the parameter that sets it."""
 
 _FIND = """
 import glob, json, os
@@ -139,6 +142,16 @@ def named_files(command: Sequence[str]) -> dict[str, bytes]:
     return {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
 
 
+def script_of(command: Sequence[str]) -> str | None:
+    """The file that a command gives to its interpreter: its second word, if that is a relative path of a file.
+
+    >>> script_of(["python3", "agent.py", "{prompt}"])
+    'agent.py'
+    """
+    word = command[1] if len(command) > 1 else ""
+    return word if re.fullmatch(r"[\w.][\w./-]*\.\w+", word) else None
+
+
 def contents(files: Mapping[str, str | bytes | Path] | None) -> dict[str, str | bytes]:
     """Files by path with their contents read. *Raises* ConfigError for what is neither text, bytes nor ``Path``."""
     read: dict[str, str | bytes] = {}
@@ -164,6 +177,7 @@ class AgentProcess:
 
     def __init__(self, agent: Agent, sandbox: Sandbox, places: Places, limits: Limits):
         self._agent, self._sandbox, self._places, self._limits = agent, sandbox, places, limits
+        self._absent_script: str | None = None
         self.ending = Ending()
         self.is_collected = False
         self._started = 0.0
@@ -200,6 +214,8 @@ class AgentProcess:
             "work": places.work,
         }
         process = cls(agent.filled(values), sandbox, places, limits)
+        if (script := script_of(agent.command)) is not None and script not in files:
+            process._absent_script = script
         try:
             await process._write(files, values)
         except BaseException:  # also when cancelled: nothing stays open; raised again
@@ -222,7 +238,10 @@ class AgentProcess:
             self.ending.seconds = time.monotonic() - self._started
         report = self._report(result)
         if (failed := report.get("failed")) is not None:
-            raise AgentError(f"the agent {self._agent.name!r} could not be started: {failed}")
+            raise AgentError(
+                f"the agent {self._agent.name!r} could not be started: {failed}; its sandbox has the system's "
+                "programs, and files that the command names after its first word: ['python3', 'agent.py', '{prompt}']"
+            )
         self.ending.exit_code, self.ending.left = report["exit_code"], report["left"]
         if report["flooded"]:
             raise SandboxLimit(
@@ -234,8 +253,10 @@ class AgentProcess:
     def _report(self, result: ExecResult) -> dict[str, Any]:
         if result.timed_out or result.limit in ("memory", "cpu", "file", "processes", "wall"):
             limit = "wall" if result.timed_out else str(result.limit)
+            setting = f" ({SETTINGS[limit]})" if limit in SETTINGS else ""
             raise SandboxLimit(
-                f"the agent {self._agent.name!r} was ended: its sandbox reached the limit of {limit}", limit=limit
+                f"the agent {self._agent.name!r} was ended: its sandbox reached the limit of {limit}{setting}",
+                limit=limit,
             )
         try:
             report: dict[str, Any] = json.loads(result.stdout)
@@ -249,11 +270,15 @@ class AgentProcess:
         code = self.ending.exit_code
         if code:
             how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-            raise AgentError(f"the agent {self._agent.name!r} {how}{self.last_lines()}")
+            absent = self._absent_script
+            why = (
+                f"; {absent} is no file of the working directory {os.getcwd()}, so it was not copied" if absent else ""
+            )
+            raise AgentError(f"the agent {self._agent.name!r} {how}{self.last_lines()}{why}")
 
     def last_lines(self) -> str:
-        """The last lines of the log for a message; "" without any."""
-        lines = [line.strip() for line in self.ending.log.splitlines() if line.strip()][-LOG_LINES:]
+        """The last lines of the log that have words, for a message."""
+        lines = [line.strip() for line in self.ending.log.splitlines() if any(map(str.isalnum, line))][-LOG_LINES:]
         return f"; its log ends with: {' | '.join(lines)}" if lines else "; it wrote nothing"
 
     async def collect(self, patterns: Sequence[str], keep: Path | None) -> None:

@@ -27,7 +27,7 @@ from verifiers.data.messages import message_text, normalize_chat
 from verifiers.environments.agents.agent import Agent, Installed, find_agent, find_installed
 from verifiers.environments.agents.conversation import ROLES, Conversation, Role
 from verifiers.environments.agents.gateway import Call, Route, gateway
-from verifiers.environments.agents.process import AgentProcess, Ending
+from verifiers.environments.agents.process import AgentProcess, Ending, script_of
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
 from verifiers.rollouts.author_code import Hook
@@ -199,7 +199,9 @@ class AgentTurns(MultiTurnEnv):
         elif isinstance(self.agent, str):
             agent = find_agent(self.agent)
         elif self.command is not None and not self._runs_in_process:
-            agent = Agent(self.command[0], tuple(self.command), self.dialect)
+            script = script_of([Path(word).name for word in self.command[:2]])
+            name = " ".join(filter(None, (self.command[0], script)))
+            agent = Agent(name, tuple(self.command), self.dialect)
         else:
             return None
         return agent.with_arguments(self.agent_args)
@@ -258,8 +260,9 @@ class AgentTurns(MultiTurnEnv):
                 if not was_cut:  # else some agents fail: that is the model's doing
                     raise AgentError(_with_refusals(str(error), run)) from None
         if not run.steps:
-            end = run.process.last_lines() if run.process is not None else ""
-            name = state["agent"]["name"]
+            end, name = "", state["agent"]["name"]
+            if run.process is not None:
+                end = f" (its address is in OPENAI_BASE_URL and ANTHROPIC_BASE_URL){run.process.last_lines()}"
             raise AgentError(_with_refusals(f"the agent {name!r} ended without a model call{end}", run))
 
     def turns_so_far(self, state: State) -> int:
@@ -432,4 +435,4 @@ def _why_over(state: State) -> str:
 
 
 def _with_refusals(sentence: str, run: AgentRun) -> str:
-    return f"{sentence}; {'; '.join(run.route.refusals)}" if run.route.refusals else sentence
+    return "; ".join([sentence, *(refusal for refusal in run.route.refusals if refusal not in sentence)])

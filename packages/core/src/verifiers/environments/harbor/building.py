@@ -16,6 +16,7 @@ from verifiers.environments.harbor.images import ImageStore
 from verifiers.errors import ConfigError, SandboxError
 from verifiers.sandbox import ExecResult, Sandbox
 from verifiers.sandbox.guest.root import CHANGES
+from verifiers.sandbox.host.mounts import IMAGE
 from verifiers.sandbox.transfer import pack, put, take
 
 _LEFT_OUT = tuple(
@@ -31,24 +32,49 @@ readlink -m / > /dev/null 2>&1 || echo "readlink -m" """
 _PACKED = "/tmp/.changes.tar"
 _CHANGED = f"""
 import json, os, stat, tarfile
-deleted, left_out = [], {"opt/python opt/packages opt/sandbox opt/agent run/verifiers sandbox proc dev tmp".split()!r}
-with tarfile.open({_PACKED!r}, "w") as packed:
-    for folder, folders, files in os.walk({CHANGES!r}):
-        inside = os.path.relpath(folder, {CHANGES!r})
+left_out = {"opt/python opt/packages opt/sandbox opt/agent run/verifiers sandbox proc dev tmp".split()!r}
+image, deleted = {IMAGE!r}, []
+is_copy = os.path.isdir(image)
+top = "/" if is_copy else {CHANGES!r}
+device, copied_ns = os.stat(top).st_dev, os.stat({CHANGES!r}).st_ctime_ns
+
+def entries(top):
+    for folder, folders, files in os.walk(top):
+        inside = os.path.relpath(folder, top)
         folders[:] = [name for name in folders if os.path.normpath(os.path.join(inside, name)) not in left_out]
         for name in folders + files:
-            path, inner = os.path.join(folder, name), os.path.normpath(os.path.join(inside, name))
-            known = os.lstat(path)
-            if stat.S_ISCHR(known.st_mode) and known.st_rdev == 0:
-                deleted.append(inner)
-                continue
-            if stat.S_ISDIR(known.st_mode) and "user.overlay.opaque" in os.listxattr(path, follow_symlinks=False):
-                deleted.append(inner)
+            yield os.path.join(folder, name), os.path.normpath(os.path.join(inside, name))
+        if is_copy and top == "/":
+            folders[:] = [name for name in folders if os.lstat(os.path.join(folder, name)).st_dev == device]
+
+def known(path):
+    return os.lstat(path) if os.path.lexists(path) else None
+
+def differs(now, before):
+    if before is None or now.st_mode != before.st_mode or now.st_ctime_ns > copied_ns:
+        return True
+    same = now.st_size, now.st_mtime_ns
+    return not stat.S_ISDIR(now.st_mode) and same != (before.st_size, before.st_mtime_ns)
+
+with tarfile.open({_PACKED!r}, "w") as packed:
+    for path, inner in entries(top):
+        now = os.lstat(path)
+        if stat.S_ISCHR(now.st_mode) and now.st_rdev == 0:
+            deleted.append(inner)
+            continue
+        if not is_copy and stat.S_ISDIR(now.st_mode) and "user.overlay.opaque" in os.listxattr(path):
+            deleted.append(inner)
+        if not is_copy or now.st_dev == device and differs(now, known(os.path.join(image, inner))):
             packed.add(path, inner, recursive=False)
+if is_copy:
+    for path, inner in entries(image):
+        now = known("/" + inner)
+        if now is None or stat.S_IFMT(now.st_mode) != stat.S_IFMT(os.lstat(path).st_mode):
+            deleted.append(inner)
 print(json.dumps(deleted))
 """
-"""Pack what an overlay keeps of changes: a deleted file is a device file without a number, and a folder that replaces
-that of the image has a mark."""
+"""Pack what differs from the image. An overlay keeps it: a deleted file is a device file without a number, and a folder
+that replaces that of the image has a mark. In a copy it is what is younger than the copy, or is not in the image so."""
 
 
 @dataclass(frozen=True, slots=True)

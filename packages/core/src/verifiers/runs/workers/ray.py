@@ -1,8 +1,9 @@
 """Workers on a Ray cluster: each is an actor on any node.
 
-Every node needs this project and the environment's package. Unless a cluster was joined before (``ray.init(address=…)``
-or the variable ``RAY_ADDRESS``), Ray starts one on this machine. Model calls are made by the caller. Needs the extra
-``ray``, which is imported when a worker is opened.
+Every node needs this project and the environment's package, installed or shipped by Ray
+(``ray.init(runtime_env={"working_dir": …})``); what is missing is reported with the node's address. Unless a cluster
+was joined before (``ray.init(address=…)`` or the variable ``RAY_ADDRESS``), Ray starts one on this machine. The caller
+makes the model calls. Needs the extra ``ray``, which is imported when a worker is opened.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import threading
 from typing import Any
 
 from verifiers.errors import ConfigError, WorkerLost
 from verifiers.runs.workers.channels import GRACE_S
-from verifiers.runs.workers.messages import Message
+from verifiers.runs.workers.messages import Failed, Message
 from verifiers.runs.workers.serving import serve
 from verifiers.runtime.install_lines import install_line
 
@@ -51,14 +53,14 @@ class RayChannel:
         try:
             await self._actor.send.remote(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(_death_message(error)) from error
+            raise _lost(error) from error
 
     async def receive(self) -> Message:
         try:
             while not self._inbox:
                 self._inbox = (await self._actor.receive.remote())[::-1]
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(_death_message(error)) from error
+            raise _lost(error) from error
         message: Message = pickle.loads(self._inbox.pop())
         return message
 
@@ -110,6 +112,8 @@ class _ActorEnd:
         self._incoming, self._outgoing = incoming, outgoing
 
     async def send(self, message: Message) -> None:
+        if isinstance(message, Failed) and message.number == 0:
+            message = Failed(0, _on_this_node(message.error))
         self._outgoing.put_nowait(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     async def receive(self) -> Message:
@@ -123,5 +127,23 @@ class _ActorEnd:
         """Do nothing: the pool kills the actor."""
 
 
-def _death_message(error: BaseException) -> str:
-    return f"a worker on the Ray cluster died: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+def _on_this_node(error: BaseException) -> ConfigError:
+    import ray
+
+    utilities: Any = ray.util  # its functions have no types
+    return ConfigError(f"Ray node {utilities.get_node_ip_address()}: {error}; {_NEEDS}")
+
+
+def _lost(error: BaseException) -> WorkerLost | ConfigError:
+    """The error of a dead worker; of one whose node cannot import this project, which no other worker would survive."""
+    text = str(error)
+    if missing := re.search(r"ModuleNotFoundError: (.+)", text):
+        node = re.search(r"\bip=([^,)\s]+)", text)
+        return ConfigError(f"Ray node {node[1] if node else '(unknown)'}: {missing[1]}; {_NEEDS}")
+    return WorkerLost(f"a worker on the Ray cluster died: {text.splitlines()[0] if text else type(error).__name__}")
+
+
+_NEEDS = (
+    "every node needs this project and the environment's package: install them there, or ship the environment's folder "
+    'with ray.init(runtime_env={"working_dir": FOLDER}) before the evaluation'
+)

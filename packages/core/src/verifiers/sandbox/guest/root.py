@@ -3,19 +3,23 @@
 ``enter``: folders that exist only to hold mounts are made anew in memory, so the code can add files to them; what is
 mounted (the system programs, the interpreter, ``/proc``, ``/dev``) is mounted again, as read-only as it was.
 
-``enter_image``: the root is an overlay of the image, which stays as it is, and of changes in memory. Of the outer
-sandbox only the interpreter, the agents, ``/proc`` and ``/dev`` are mounted again; no system program of the host.
+``enter_image``: the root is an overlay of the image, which stays as it is, and of changes in memory; where the kernel
+mounts no overlay, it is a copy of the image in memory. Of the outer sandbox only the interpreter, the agents, ``/proc``
+and ``/dev`` are mounted again; no system program of the host.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 
 from . import kernel
 
 CHANGES = "/opt/sandbox/changes"
-"""Where the code sees the files that differ from those of the image, as an overlay keeps them; read-only."""
+"""Where the code sees the files that differ from those of the image, as an overlay keeps them; read-only. Beside a copy
+it is an empty folder that is younger than every copied file, and the image itself is in its place too."""
 
 
 def enter(folder: str, places: dict[str, str]) -> None:
@@ -31,20 +35,45 @@ def enter_image(folder: str, image: str, changes: str, places: dict[str, str], l
     """Make the root file system ``image`` that of this process. ``changes``: a folder of the session, which the code
     can read at ``CHANGES``; ``left_out``: paths of the outer sandbox that are not those of the image.
 
-    *Raises* OSError where the kernel (before Linux 5.11) mounts no overlay for an unprivileged user.
+    *Raises* OSError when neither an overlay can be mounted nor a copy of the image fits into the session's files.
     """
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     for name in ("upper", "work"):
         os.makedirs(f"{changes}/{name}")
     layers = f"lowerdir={image},upperdir={changes}/upper,workdir={changes}/work,userxattr"
-    kernel.mount("overlay", folder, "overlay", safe, layers)
-    _mirror("/", folder, os.stat("/").st_dev, {*places, *left_out, "/sandbox", image})
+    try:
+        kernel.mount("overlay", folder, "overlay", safe, layers)
+        left_out = {*left_out, image}
+    except OSError as refusal:  # Linux before 5.11, a container that forbids it, an image on two overlays already
+        _copy(image, folder, refusal)
+        os.rmdir(f"{changes}/upper")
+        os.mkdir(f"{changes}/upper")
+    _mirror("/", folder, os.stat("/").st_dev, {*places, *left_out, "/sandbox"})
     for inside, source in {**places, CHANGES: f"{changes}/upper"}.items():
         os.makedirs(folder + inside, exist_ok=True)
         kernel.mount(source, folder + inside, None, kernel.MS_BIND)
     read_only = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY
     kernel.mount("none", folder + CHANGES, None, read_only | safe)
     os.chroot(folder)
+
+
+def _copy(image: str, folder: str, refusal: OSError) -> None:
+    """Copy the files, links and folders of an image. *Raises* OSError when they do not fit."""
+
+    def copy_one(source: str, target: str) -> None:
+        if stat.S_ISREG(os.lstat(source).st_mode):  # a pipe has no content, and reading it would wait
+            shutil.copy2(source, target)
+
+    try:
+        shutil.copytree(image, folder, symlinks=True, copy_function=copy_one, dirs_exist_ok=True)
+    except OSError as error:  # also a list of what could not be copied
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        size_mb = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize >> 20
+        raise OSError(
+            errno.ENOSPC,
+            f"the kernel refuses an overlay ({refusal.strerror}), and the image cannot be copied into the {size_mb} MB "
+            f"of the sandbox's files (memory_gb, disk_size_gb, or memory_mb of a task): {why}",
+        ) from error
 
 
 def _mirror(path: str, folder: str, device: int, left_out: set[str]) -> None:

@@ -3,6 +3,8 @@
 const SVG = "http://www.w3.org/2000/svg";
 const MATH = "http://www.w3.org/1998/Math/MathML";
 
+export const NARROW = matchMedia("(max-width: 40rem)"); // a phone, as in style.css
+
 export function h(tag, props, ...children) {
   return fill(document.createElement(tag), props, children);
 }

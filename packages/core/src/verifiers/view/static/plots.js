@@ -1,6 +1,6 @@
 // Small SVG plots: histograms, bars, sparklines, curves.
 
-import { h, svg } from "./dom.js";
+import { h, NARROW, svg } from "./dom.js";
 import { count, isKnown, number, short } from "./format.js";
 
 export function histogram(values, { title, format = number, bins = 20, range = null, onpick = null } = {}) {
@@ -80,13 +80,16 @@ export function smooth(points, half) {
 // One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals; `level`: [y, name]
 // drawn as a dashed line.
 export function curve({ title, points, marks = [], half = 0, wide = false, level = null }) {
-  const [width, height, left, bottom, top] = [wide ? 720 : 352, wide ? 330 : 150, 46, 18, 8];
+  const big = wide && !NARROW.matches; // on a phone its text would be half as large as that of the others
+  const [width, height, bottom, top] = [big ? 720 : 352, big ? 330 : 150, 18, 8];
   const all = [...points, ...marks];
   const [x0, x1] = extent(all.map(([x]) => x));
   let [y0, y1] = extent([...points.map(([, y]) => y), ...(level ? [level[0]] : []), ...marks.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)])]);
   if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5 * (Math.abs(y0) || 1), y1 + 0.5 * (Math.abs(y1) || 1)];
   const pad = (y1 - y0) * 0.06;
   [y0, y1] = [y0 - pad, y1 + pad];
+  const levels = ticks(y0, y1, big ? 5 : 3);
+  const left = Math.max(46, 12 + 6.2 * Math.max(0, ...levels.map((y) => short(y).length)));
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - 10);
   const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
   const line = (pts) => pts.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ");
@@ -96,11 +99,11 @@ export function curve({ title, points, marks = [], half = 0, wide = false, level
   const cursor = svg("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
   const dot = svg("circle", { class: "dot", r: 3, visibility: "hidden" });
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}, last value ${last ? number(last[1]) : "unknown"}` },
-    ticks(y0, y1, wide ? 5 : 3).map((y) => [
+    levels.map((y) => [
       svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }),
       svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y)),
     ]),
-    [x0, x1].map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
+    (x1 > x0 ? [x0, x1] : [x0]).map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
     level ? [svg("line", { class: "level", x1: left, x2: width - 10, y1: py(level[0]), y2: py(level[0]) }),
       svg("text", { class: "level", x: width - 12, y: py(level[0]) - 4, "text-anchor": "end" }, `${level[1]} ${number(level[0])}`)] : null,
     half ? svg("polyline", { class: "raw", points: line(points) }) : null,
@@ -141,7 +144,7 @@ export function overlay({ title, series, axis }) {
   const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
   return h("figure", { class: "curve over" }, h("figcaption", null, h("span", null, title)), all.length ? svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} of ${series.length} trainings over ${axis}` },
     ticks(y0, y1, 5).map((y) => [svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }), svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y))]),
-    x1 > x0 ? ticks(x0, x1, 6).map((x) => svg("text", { x: px(x), y: height - 18, "text-anchor": "middle" }, count(x))) : null,
+    x1 > x0 ? ticks(x0, x1, Math.min(6, Math.max(1, Math.floor(x1 - x0)))).map((x) => svg("text", { x: px(x), y: height - 18, "text-anchor": "middle" }, count(x))) : null,
     svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, axis),
     series.map((one, i) => svg("polyline", { class: `line c${i % 8}`, points: one.points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ") }, svg("title", null, one.name)))) : h("p", { class: "none" }, "none of these trainings has this metric"));
 }

@@ -39,20 +39,20 @@ export async function runsPage(main, { query }) {
     const has = (name) => runs.some((run) => isKnown(run[name]));
     const settings = varying(runs);
     return [
-      { id: "pick", title: "", width: "2.2rem", className: "pick", cell: (run) => h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) },
-      { id: "env", title: "Run", width: "minmax(14rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))) },
-      { id: "model", title: "Model", width: "minmax(7rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
-      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(5rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
+      { id: "pick", title: "", width: "1.4rem", className: "pick", cell: (run) => h("input", { type: "checkbox", class: "above", "aria-label": `compare ${run.id}`, checked: picked.has(run.id), onchange: () => pick(run) }) },
+      { id: "env", title: "Run", width: "minmax(11rem, 2fr)", sort: "env", narrow: "minmax(0, 1fr)", cell: (run) => h("div", { class: "two" }, h("b", null, visible(run.env || run.name)), h("small", null, visible(run.kind === "training" ? `training · ${run.id}` : run.id))) },
+      { id: "model", title: "Model", width: "minmax(6rem, 1.2fr)", sort: "model", cell: (run) => visible(run.model || "–") },
+      ...settings.map((name, i) => ({ id: `setting:${name}`, title: name, width: "minmax(4.5rem, 8rem)", sort: `setting:${name}`, optional: i >= MAX_VARYING, cell: (run) => visible(String((run.settings || {})[name] ?? "–")) })),
       { id: "reward", title: "Reward", width: "9.5rem", sort: "reward", className: "number", narrow: "8rem", cell: (run) => (run.kind === "training" ? [sparkline(run.curve || [], 64), " ", interval(run.reward, NaN)] : interval(run.reward, run.stderr)) },
-      { id: "success", title: "Success", width: "5rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
-      { id: "rollouts", title: "Rollouts", width: "8rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
-      { id: "errors", title: "Errors", width: "4.5rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
+      { id: "success", title: "Success", width: "4.4rem", sort: "success", className: "number", optional: !has("success"), cell: (run) => number(run.success) },
+      { id: "rollouts", title: "Rollouts", width: "7rem", sort: "rollouts", className: "number", cell: (run) => (run.kind === "training" ? `step ${count(run.rollouts)}${run.planned ? ` / ${count(run.planned)}` : ""}` : progress(run)) },
+      { id: "errors", title: "Errors", width: "3.6rem", sort: "errors", className: "number", cell: (run) => (run.errors ? h("span", { class: "bad" }, count(run.errors)) : count(run.errors)) },
       { id: "unscored", title: "Not scored", width: "5.5rem", sort: "unscored", className: "number", optional: !runs.some((run) => run.unscored), cell: (run) => count(run.unscored) },
-      { id: "tokens", title: "Tokens", width: "5rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
+      { id: "tokens", title: "Tokens", width: "4rem", sort: "tokens", className: "number", cell: (run) => count(run.tokens) },
       { id: "cost", title: "Cost", width: "5rem", sort: "cost", className: "number", optional: !has("cost"), cell: (run) => (isKnown(run.cost) ? `$${number(run.cost)}` : "–") },
       { id: "seconds", title: "Time", width: "5.5rem", sort: "seconds", className: "number", cell: (run) => duration(1000 * (run.seconds ?? NaN)) },
-      { id: "status", title: "Status", width: "6.5rem", sort: "status", cell: status },
-      { id: "date", title: "Date", width: "6.5rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
+      { id: "status", title: "Status", width: "5.6rem", sort: "status", cell: status },
+      { id: "date", title: "Date", width: "5.6rem", sort: "date", className: "number", cell: (run) => h("time", { datetime: run.date, title: run.date }, ago(run.date)) },
       { id: "size", title: "Size", width: "5rem", sort: "size", className: "number", optional: true, cell: (run) => bytes(run.size) },
     ];
   }

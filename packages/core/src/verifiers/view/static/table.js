@@ -1,9 +1,14 @@
 // A virtual table that scrolls with the page: only visible rows are in the document.
 
-import { h, replace } from "./dom.js";
+import { h, NARROW, replace } from "./dom.js";
 
 const MARGIN = 8; // rows drawn beyond the screen
-const NARROW = matchMedia("(max-width: 40rem)");
+
+// The least width of a row: the columns' widths or their minima, the gaps and the padding of `.row`.
+function leastRem(columns) {
+  const least = columns.map((column) => parseFloat(column.width.replace(/^minmax\(/, "")) || 0);
+  return least.reduce((sum, width) => sum + width, 0) + 0.8 * (columns.length - 1) + 1.8;
+}
 
 export class Table {
   // columns: [{id, title, width, sort, className, cell, narrow}]; cell(row), or draw(row) of the table, gives what is
@@ -20,7 +25,7 @@ export class Table {
     this.layout();
     this.onscroll = () => this.schedule();
     addEventListener("scroll", this.onscroll, { passive: true });
-    this.onresize = () => (NARROW.matches === this.isNarrow ? this.schedule() : (this.layout(this.columns, this.sort), this.redraw()));
+    this.onresize = () => (NARROW.matches === this.isNarrow ? (this.fit(), this.schedule()) : (this.layout(this.columns, this.sort), this.redraw()));
     addEventListener("resize", this.onresize);
   }
 
@@ -36,7 +41,8 @@ export class Table {
     const few = columns.filter((column) => column.narrow);
     this.visible = this.isNarrow && few.length ? few : columns;
     this.element.style.setProperty("--grid", this.visible.map((column) => (this.visible === few ? column.narrow : column.width)).join(" "));
-    this.element.style.setProperty("--least", this.visible === few ? "0" : `${Math.max(58, 7 * columns.length)}rem`);
+    this.element.style.setProperty("--least", this.visible === few ? "0" : `${leastRem(columns)}rem`);
+    this.fit();
     replace(this.head, this.visible.map((column) => {
       const by = sort.replace(/^-/, "") === column.sort ? (sort.startsWith("-") ? "descending" : "ascending") : null;
       const title = column.sort && this.onsort
@@ -45,6 +51,13 @@ export class Table {
         : column.title;
       return h("div", { role: "columnheader", class: column.className, "aria-sort": by }, title);
     }));
+  }
+
+  // Columns that do not fit beside each other scroll within the table; its head then scrolls away with the page.
+  fit() {
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const width = this.element.clientWidth;
+    this.element.classList.toggle("wide", Boolean(width) && this.visible === this.columns && leastRem(this.columns) * rem > width);
   }
 
   show(order) {
@@ -72,6 +85,7 @@ export class Table {
 
   paint() {
     if (!this.element.isConnected) return;
+    this.fit();
     const [first, end] = this.range();
     for (const [at, element] of this.drawn) {
       if (at < first || at >= end) (element.remove(), this.drawn.delete(at));

@@ -12,18 +12,33 @@ const THINK = /^\s*<think>([\s\S]*?)<\/think>\s*/;
 
 export function transcript(rollout, { mark = "" } = {}) {
   const messages = rollout.messages;
+  const branches = rollout.branches || [];
+  const split = messages.findIndex((message) => message.place === "completion");
+  const blocks = [];
   let turn = 0;
-  const blocks = messages.map((message) => {
+  messages.forEach((message, i) => {
     const sampled = message.place === "completion" && message.role === "assistant";
     if (sampled) turn += 1;
-    return block(message, { turn: sampled ? turn : 0, step: rollout.steps[message.step], mark });
+    if (i === split && split > 0) blocks.push(h("div", { class: "divider" }, h("span", null, "rollout begins")));
+    blocks.push(...branches.filter((one) => one.at === i).map((one) => branch(one, rollout, mark)));
+    blocks.push(block(message, { turn: sampled ? turn : 0, step: rollout.steps[message.step], mark }));
   });
-  const split = messages.findIndex((message) => message.place === "completion");
-  if (split > 0) blocks.splice(split, 0, h("div", { class: "divider" }, h("span", null, "rollout begins")));
+  blocks.push(...branches.filter((one) => one.at >= messages.length).map((one) => branch(one, rollout, mark)));
   if (!messages.length) blocks.push(h("p", { class: "none" }, "This rollout has no messages."));
   if (rollout.error) blocks.push(failure(rollout.error));
   else if (rollout.stop_condition) blocks.push(h("div", { class: "divider end" }, h("span", null, visible(`stopped: ${rollout.stop_condition}`))));
   return h("div", { class: "transcript", oncopy: (event) => copyRaw(event) }, blocks);
+}
+
+const BRANCHES = { side: "side call", rewrite: "the agent replaced its history; what it sends now" };
+
+// Calls of an agent beside its conversation, or a history that it wrote anew.
+function branch({ role, messages }, rollout, mark) {
+  const calls = messages.filter((message) => message.step !== undefined);
+  const said = calls.flatMap((message) => message.parts).filter((part) => part.type === "text").map((part) => part.text).at(-1) || "";
+  const facts = [calls.length > 1 ? plural(calls.length, "call") : null, calls.length ? null : plural(messages.length, "message"), said.replace(/\s+/g, " ").slice(0, 80) || null];
+  return h("details", { class: `branch ${role === "rewrite" ? "rewrite" : "call-beside"}` }, h("summary", null, h("b", null, visible(BRANCHES[role] || role)), h("span", { class: "facts" }, visible(` ${facts.filter(Boolean).join(" · ")}`))),
+    messages.map((message) => block(message, { turn: 0, step: rollout.steps[message.step], mark })));
 }
 
 // Markdown drawn, or every text as it was written; remembered.
@@ -246,6 +261,7 @@ const reasons = { no_signal: "all siblings had the same reward", overlong: "too 
 // The panel beside the conversation: reward and its parts, answer, numbers, further columns.
 export function facts(rollout) {
   const scores = [...rollout.scores].sort((a, b) => (b.weight !== null) - (a.weight !== null));
+  const weighs = scores.some((score) => score.weight !== null); // the rollouts of a training are saved without weights
   const timing = rollout.timing || {};
   const usage = rollout.usage || {};
   const spent = ["setup_ms", "model_ms", "env_ms", "scoring_ms", "overhead_ms"].filter((name) => timing[name] >= 0.5);
@@ -253,10 +269,10 @@ export function facts(rollout) {
     h("section", { class: "reward" }, h("h3", null, "Reward"), h("p", { class: "big" }, isKnown(rollout.reward) ? number(rollout.reward) : "unknown"),
       isKnown(rollout.advantage) ? h("p", { class: "facts" }, `advantage ${number(rollout.advantage)}`) : null,
       scores.length ? h("table", null,
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), h("th", { scope: "col" }, "weight"), h("th", { scope: "col" }, "part"))),
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), weighs && ["weight", "part"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", null, scores.map((score) => h("tr", { class: score.weight === null ? "metric" : null },
           h("th", { scope: "row" }, visible(score.name)), h("td", null, number(score.value)),
-          h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part)))))) : null),
+          weighs && [h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part))])))) : null),
     ...(rollout.agent ? agentFacts(rollout.agent) : []),
     given(rollout.answer) ? h("section", null, h("h3", null, "Answer"), value(rollout.answer)) : null,
     h("section", null, h("h3", null, "Numbers"), list([
@@ -269,7 +285,7 @@ export function facts(rollout) {
       ["trained on", rollout.trained === null || rollout.trained === undefined ? null : rollout.trained ? "yes" : `no: ${reasons[rollout.excluded] || rollout.excluded || "unknown"}`]])),
     given(rollout.info) ? h("section", null, h("details", null, h("summary", null, "Info"), value(rollout.info))) : null,
     Object.entries(rollout.more || {}).map(([name, column]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(column)))),
-    rollout.steps.length ? null : h("p", { class: "none" }, isKnown(rollout.group) ? "The numbers of its tokens were not kept: log_tokens bounds them." : "Tokens, log-probabilities and time of each turn are kept by vf-eval -C trajectory."),
+    rollout.steps.length ? null : h("p", { class: "none" }, isKnown(rollout.group) ? "The numbers of its tokens were not kept: log_tokens bounds them." : `Tokens, log-probabilities and time of each turn${rollout.agent ? ", and the agent's calls beside its conversation," : ""} are kept by vf-eval -C trajectory.`),
     rollout.tools && rollout.tools.length ? h("section", null, h("details", null, h("summary", null, plural(rollout.tools.length, "tool")), value(rollout.tools))) : null,
   ];
 }
@@ -286,7 +302,7 @@ function agentFacts(agent) {
       ["calls", Object.entries(counts).map(([role, n]) => `${n} ${role}`).join(", ")],
       ["history rewritten", agent.rewrites || null], ["requests repeated", agent.repeats || null],
       ["left behind", (agent.left || []).join(", ")], ["notes", (agent.notes || []).join("\n")]]),
-    h("details", { open: true }, h("summary", null, `log, ${plural(agent.log_bytes || 0, "byte")}`), agent.log ? words(agent.log) : h("p", { class: "none" }, "empty"))),
+    h("details", { open: true }, h("summary", null, `log, ${plural(agent.log_bytes || 0, "byte")}`), agent.log ? h("div", { class: "mono log" }, words(agent.log.replace(/\x1b\[[0-9;]*m/g, ""))) : h("p", { class: "none" }, "empty"))),
     ...Object.entries(agent.files || {}).map(([name, text]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(text)))),
   ];
 }

@@ -1,0 +1,121 @@
+"""The finished rollouts of a large run: they stay in the journal, and an index of it is all that is held.
+
+The results that the run returns read their texts from there when they are asked for (``results.stored``). The index is
+kept beside the journal, so that the run resumes without decoding each line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from verifiers.results import GenerateOutputs
+from verifiers.results.columns import NameColumn
+from verifiers.results.index import RowIndex
+from verifiers.results.index_file import keep_index, open_index
+from verifiers.results.outputs import Measurements
+from verifiers.results.rows import RolloutOutput
+from verifiers.results.stored import StoredOutputs, measurements
+from verifiers.rollouts.state import State
+from verifiers.runs.plan import NUM_COMPARED
+from verifiers.runs.runner import Job
+from verifiers.runs.store import RunStore, no_key, other_than
+from verifiers.storage.identity import rollout_key
+
+
+class LargeRunStore(RunStore):
+    """A ``RunStore`` that holds no rollouts."""
+
+    def open(self, stack: ExitStack) -> None:
+        """Index the journal, and open it. *Raises* JournalError for damage."""
+        assert self.directory is not None
+        file = self.directory.results_file
+        self._index = index = open_index(file) if file.exists() else RowIndex(file)
+        if index.failure is not None:
+            raise index.failure
+        if (row := index.keys.first_missing) is not None:
+            raise no_key(file, row + 1)
+        self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
+        self._num_before = len(index)
+        self._is_newest = np.ones(len(index), dtype=bool)
+        """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
+        self._is_newest[index.replaced] = False
+        self.num_saved = int(self._is_newest.sum())
+        self._rows = np.full(len(self.plan), -1, dtype=np.int64)
+        """Row number in the journal by index in the plan; -1 = not finished, or stored since."""
+
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        rows = self._index.keys.find(keys)
+        self._is_newest[rows[rows >= 0]] = False
+        return [None if row < 0 else row for row in rows.tolist()]
+
+    def has_error(self, rollout: Any) -> bool:
+        return bool(self._index.columns["error"].codes[rollout] >= 0)
+
+    def take(self, job: Job, rollout: Any) -> None:
+        self._rows[job.position] = rollout
+
+    def outside(self) -> list[str]:
+        return [self._index.stored(row)["rollout_key"] for row in np.flatnonzero(self._is_newest).tolist()]
+
+    def in_order(self) -> list[RolloutOutput]:
+        """The finished rollouts, in the order of the plan: all are read."""
+        return self._outputs().outputs
+
+    def measurements(self) -> Measurements:
+        return measurements(self._index, self._finished())
+
+    def served_models(self, requested: str) -> dict[str, int]:
+        finished = self._finished()
+        served: NameColumn = self._index.columns["served"]
+        codes, counts = np.unique(np.array(served.codes)[finished], return_counts=True)
+        names: Counter[str] = Counter()
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            if code >= 0:
+                names.update(
+                    dict.fromkeys(served.names[code].split("\n") if served.names[code] else [requested], count)
+                )
+        return other_than(requested, names)
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """Do nothing: advantages are computed from the rewards when they are read."""
+
+    def outputs(self, status: str) -> GenerateOutputs:
+        outputs = self._outputs()
+        outputs.metadata = self._metadata_of(self, outputs.measurements(), status)
+        try:
+            keep_index(self._index)
+        except (OSError, TypeError) as error:  # it is a cache
+            self.logger.warning("%s has no index, so it resumes slowly: %s", self._index.path, error)
+        return outputs
+
+    def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
+        pass
+
+    def _read(self) -> None:
+        """Index what was stored since."""
+        self._index.read()
+        if self._index.failure is not None:
+            raise self._index.failure
+
+    def _finished(self) -> Any:
+        """Numbers of the rows of finished rollouts, those stored since the start last."""
+        self._read()
+        return np.concatenate([self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index))])
+
+    def _outputs(self) -> StoredOutputs:
+        self._read()
+        rows, pending = self._rows.copy(), iter(self.work or ())
+        while jobs := list(islice(pending, NUM_COMPARED)):
+            found = self._index.keys.find([rollout_key(job.example.hash, job.sibling) for job in jobs])
+            found[found < self._num_before] = -1  # saved before, and not done: an error that was to be retried
+            rows[[job.position for job in jobs]] = found
+        places = np.flatnonzero(rows >= 0)
+        ids = np.repeat([example.example_id for example in self.plan.examples], self.plan.siblings)
+        fills = not self.options.independent_scoring
+        return StoredOutputs(self._index, rows[places], {}, fills_advantages=fills, example_ids=ids[places])

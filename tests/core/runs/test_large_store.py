@@ -1,0 +1,210 @@
+"""The results of a large run, which are not held: equal to those in memory, from whatever the folder holds."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import tracemalloc
+
+import pytest
+
+import verifiers as vf
+from support.small_envs import add_one, exact, sums
+from verifiers.errors import JournalError, ModelUnavailable
+from verifiers.results import GenerateOutputs, index_file, load_results, loading
+from verifiers.results.index_file import INDEX_NAME
+from verifiers.results.stored import StoredOutputs
+from verifiers.storage.journal import read_journal
+from verifiers.testing import ScriptedClient
+
+SIBLINGS = 2
+
+
+def length(completions):
+    """A group function."""
+    return [float(len(completions))] * len(completions)
+
+
+def model(failing=(), wrong=()):
+    """Adds one, except to ``wrong``; fails at ``failing``."""
+
+    def answer(request):
+        number = int(request.prompt[-1]["content"].split()[0])
+        if number in failing:
+            raise ModelUnavailable("down")
+        return "0" if number in wrong else str(number + 1)
+
+    return ScriptedClient(answer)
+
+
+def environment(count=8, grouped=False, reverse=False):
+    rows = sums(count)[::-1] if reverse else sums(count)
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact, length] if grouped else [exact]))
+
+
+def evaluate(folder, env, client, is_large, **options):
+    """A saved run whose rollouts are, or are not, held."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr("verifiers.runs.store.LARGE_PLAN", 0)
+        results = env.evaluate(
+            client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
+        )
+    assert type(results) is (StoredOutputs if is_large else GenerateOutputs)
+    return results
+
+
+def content(results):
+    """All of some results that does not depend on the time or the folder."""
+    facts = {name: v for name, v in results.metadata.items() if name not in ("date", "time", "time_ms", "path_to_save")}
+    facts["outside_plan"] = sorted(facts["outside_plan"])
+    names = set(results.keys()) - {"states", "timings"}
+    columns = {name: str(results[name]) for name in names}
+    rollouts = [str({**row, "timing": None}) for row in results.rollouts()]
+    summary = {name: v for name, v in results.summary().items() if name not in ("path", "seconds", "latency")}
+    return {**facts, **summary}, columns, rollouts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_returns_what_it_returns_when_it_holds_its_rollouts(tmp_path, seed):
+    """Killed in the middle, with failures to be run again, rows in another order, more or fewer of them."""
+    chance = random.Random(seed)
+    grouped, trajectory = chance.random() < 0.5, ["trajectory"] if chance.random() < 0.5 else []
+    options = {"retry_errors": chance.random() < 0.5, "state_columns": trajectory}
+    options["independent_scoring"] = not grouped and chance.random() < 0.3
+    wrong, failing = ({chance.randrange(12) for _ in range(3)} for _ in range(2))
+    sessions = [chance.choice((4, 8, 12)) for _ in range(3)]
+    folders = [tmp_path / "held", tmp_path / "large"]
+    kinds = [chance.random() < 0.5 for _ in sessions[:-1]]  # of the earlier sessions, equal for both folders
+    for number, count in enumerate(sessions[:-1]):
+        client = model(failing if number == 0 else (), wrong)
+        evaluate(folders[0], environment(count, grouped), client, kinds[number], **options)
+    shutil.copytree(*folders)
+    client = [model(failing if options["retry_errors"] else (), wrong) for _ in folders]
+    last = environment(sessions[-1], grouped, reverse=chance.random() < 0.5)
+    held, large = (
+        evaluate(folder, last, client[is_large], bool(is_large), **options) for is_large, folder in enumerate(folders)
+    )
+    assert len(client[0].requests) == len(client[1].requests)
+    assert content(large) == content(held)
+    assert "outputs" not in vars(large), "something read all rollouts"
+    assert [str({**row, "timing": None}) for row in large.outputs] == content(held)[2]
+    assert large.at(-1)["answer"] == held.at(-1)["answer"]
+
+
+def saved_run(folder):
+    """A finished run with a kept index."""
+    results = evaluate(folder, environment(), model(failing={3}, wrong={1}), is_large=True)
+    assert (folder / INDEX_NAME).exists()
+    return results
+
+
+def resumed(folder, count=8):
+    """The results of a finished run, and how many model calls resuming it made."""
+    client = model()
+    return evaluate(folder, environment(count), client, is_large=True, retry_errors=False), len(client.requests)
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def of_another_run(file):
+    saved_run(file.parent / "other")
+    shutil.copy(file.parent / "other" / INDEX_NAME, file)
+
+
+BREAK = {
+    "absent": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "flipped": flip,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
+    "another": of_another_run,
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_an_index_that_does_not_fit_is_not_used_and_written_anew(tmp_path, how):
+    before = saved_run(tmp_path)
+    BREAK[how](tmp_path / INDEX_NAME)
+    results, calls = resumed(tmp_path)
+    assert calls == 0
+    assert content(results)[1:] == content(before)[1:]
+    whole = (tmp_path / INDEX_NAME).read_bytes()
+    resumed(tmp_path)
+    assert (tmp_path / INDEX_NAME).read_bytes() == whole
+
+
+def test_a_fitting_index_is_used_and_what_came_later_is_read(tmp_path, monkeypatch):
+    saved_run(tmp_path)
+    evaluate(tmp_path, environment(10), model(), is_large=False)  # the index does not have these
+    read = []
+    add = index_file.RowIndex._add
+    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
+    results, calls = resumed(tmp_path, 10)
+    assert (calls, len(results)) == (0, 20)
+    assert len(read) == len(list(read_journal(tmp_path / "results.jsonl"))) - 16
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_line_that_was_damaged_since_is_found(tmp_path, monkeypatch, is_indexed):
+    saved_run(tmp_path)
+    if not is_indexed:
+        (tmp_path / INDEX_NAME).unlink()
+    file = tmp_path / "results.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:2], lines[2].replace(b"assistant", b"assistent"), *lines[3:]]))
+    before = file.read_bytes()
+    with pytest.raises(JournalError, match=r"results.jsonl:3"):
+        resumed(tmp_path)
+    assert file.read_bytes() == before
+    monkeypatch.setattr(loading, "LARGE_BYTES", 0)
+    with pytest.raises(JournalError, match=r"results.jsonl:3"):
+        load_results(tmp_path)
+
+
+def test_a_journal_that_lost_its_end_is_run_again_there(tmp_path):
+    saved_run(tmp_path)
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-3]) + b'{"example_id"')
+    results, calls = resumed(tmp_path)
+    assert (calls, len(results)) == (3, 16)
+    assert len({row["rollout_key"] for row in read_journal(file)}) == 16
+
+
+def test_a_line_without_a_key_is_refused(tmp_path):
+    from verifiers.storage.journal import Journal
+
+    saved_run(tmp_path)
+    with Journal.open(tmp_path / "results.jsonl") as journal:
+        journal.append_sync({"example_id": 1, "prompt": "q", "completion": "a", "reward": 0.0})
+    with pytest.raises(JournalError, match=r"results.jsonl:17: .*no rollout_key"):
+        resumed(tmp_path)
+
+
+def test_the_rollouts_of_a_large_run_are_not_held(tmp_path):
+    long = ScriptedClient(lambda request: request.prompt[-1]["content"] * 5_000)
+
+    def growth(is_large):
+        tracemalloc.start()
+        results = evaluate(tmp_path / str(is_large), environment(50), long, is_large)
+        assert results["rewards"] == [0.0] * 100
+        long.requests.clear()  # each holds its state
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return held
+
+    growth(True)  # imports, caches
+    shutil.rmtree(tmp_path)
+    assert growth(True) < 1_000_000 < 1_500_000 < growth(False)  # the negative control holds the texts
+
+
+def test_display_callbacks_of_every_form_are_called(tmp_path):
+    seen = []
+    evaluate(tmp_path, environment(2), ScriptedClient(add_one), True, on_progress=lambda *outputs: seen.append(outputs))
+    assert sum(len(new) for *_, new, _ in seen) == 4
+    assert seen[-1][-1].num_rollouts >= 1

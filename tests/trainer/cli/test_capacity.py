@@ -1,0 +1,144 @@
+"""``vf-train --plan``: where its inputs come from, what it prints and refuses, and that it loads no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.cli import capacity
+from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, read_run
+from verifiers_trainer.cli.train import train_command
+from verifiers_trainer.engines.embedded import engine
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+
+WORDS = "--model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64 --trainer.args.use_lora false".split()
+STEP = {
+    "rollouts/generated": 8, "rollouts/trained": 4, "tokens/prompt": 80, "tokens/completion": 40, "time/train": 2.0,
+    "time/wait_generation": 4.0, "time/step": 8.0, "time/sync": 0.5, "throughput/train_tokens_per_s": 30.0,
+    "throughput/generated_tokens_per_s": 5.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A run of three steps, the first of which is slower; the last wrote a checkpoint."""
+    rows = [{**STEP, "step": 1, "time/train": 90.0}, {**STEP, "step": 2}, {"step": 2, "eval_runtime": 3.0}]
+    last = {**STEP, "step": 3, "time/step": 10.0, "time/checkpoint": 2.0, "throughput/generated_tokens_per_s": 4.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
+    return tmp_path
+
+
+def test_an_earlier_run_by_hand(earlier):
+    assert read_run(earlier) == {
+        "prompt_tokens": 10.0,
+        "completion_tokens": 5.0,
+        "surplus": 2.0,
+        "train_tokens_per_s": 30.0,
+        "sampled_tokens_per_s": 10.0,  # 80 tokens in 8 s of waiting
+        "sync_s": 0.5,
+        "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
+    }
+    assert read_run(earlier, samplers=2)["sampled_tokens_per_s"] == pytest.approx(80 / 15 / 2)
+
+
+def test_measured_before_setting_and_given_before_measured(earlier):
+    plan = capacity_plan([*WORDS, "--inference.gpus", "3"], "H100", str(earlier), ["env_s=2", "completion_tokens=7"])
+    origins = {name: one.origin for name, one in plan.inputs.items()}
+    expected = {"surplus": "measured", "completion_tokens": "given", "samplers": "setting", "trainers": "assumed"}
+    assert expected.items() <= origins.items()
+    assert origins["flops"] == "data sheet"
+    assert plan.inputs["completion_tokens"].value == 7
+    assert plan.placement.samplers == 3
+
+
+def test_the_prediction_of_the_run_itself_is_its_step(earlier):
+    plan = capacity_plan([*WORDS, "--trainer.args.batch_size", "16", "--trainer.args.share_prompts", "false"],
+                         run=str(earlier))  # fmt: skip
+    assert plan.time.generate_s == pytest.approx(16 * 2 * 5 / 10)
+    assert plan.time.train_s == pytest.approx(16 * 15 / 30)
+    assert plan.time.step_s == pytest.approx(16 + 8 + 0.5 + 1.5)
+
+
+def test_the_builtin_models_have_these_sizes():
+    model = build_tiny_model()
+    assert architecture("builtin:tiny").parameters == sum(p.numel() for p in model.parameters())
+    assert architecture("builtin:tiny").vocabulary == len(build_tiny_tokenizer())
+    assert architecture("builtin:smollm2-135m") == SMOLLM2_SIZES
+
+
+def test_the_cache_of_the_embedded_engine_is_bounded_as_in_the_engine():
+    bounds = capacity.EMBEDDED_CACHE_SHARE, capacity.EMBEDDED_CACHE_CPU
+    assert bounds == (engine._ACCELERATOR_KV_SHARE, engine._CPU_KV_BYTES)
+    assert capacity_plan(WORDS).placement.cache_bytes == engine._CPU_KV_BYTES
+    assert capacity_plan(WORDS, "H100", overrides=["samplers=0"]).placement.cache_bytes == 0.3 * 80e9
+
+
+def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
+    build_tiny_model(kv_heads=2).config.save_pretrained(tmp_path)
+    sizes = architecture(str(tmp_path))
+    assert sizes.parameters == sum(p.numel() for p in build_tiny_model(kv_heads=2).parameters())
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8, "hidden_size": 4}))
+    with pytest.raises(ConfigError, match="num_experts = 8"):
+        architecture(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="num_attention_heads"):
+        architecture(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "Abacus"}, "no data sheet of 'Abacus'"),
+        ({"overrides": ["env_z=1"]}, "no input 'env_z', did you mean \"env_s\"?"),
+        ({"overrides": ["env_s=soon"]}, "'soon' is not a number"),
+        ({"overrides": ["surplus=0"]}, "surplus must be at least"),
+        ({"overrides": ["trainers=3"]}, "not divisible by the 3 trainers"),
+        ({"run": "/nowhere"}, "/nowhere/metrics.jsonl has no two optimizer steps"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        capacity_plan(WORDS, **options)
+    capacity_plan(WORDS)  # negative control
+
+
+def test_settings_change_what_they_should():
+    def step(*more: str) -> float:
+        return capacity_plan([*WORDS, *more], "H100", overrides=["row_overhead_s=0"]).time.train_s
+
+    assert step("--trainer.args.beta", "0.1") > step()
+    assert step("--trainer.args.recipe", "clipped_updates") > step()
+    twice = capacity_plan([*WORDS, "--trainer.args.recipe", "clipped_updates"])
+    assert twice.training.steps_per_batch == 8
+
+
+def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-on", "A100"])
+    assert result.exit_code == 0, result.output
+    for part in ("506,688 parameters", "data sheet", "bottleneck: generation", "inputs are assumed"):
+        assert part in result.stdout
+    assert not list(tmp_path.iterdir())
+    as_json = CliRunner().invoke(train_command, [*WORDS, "--plan", "--json"])
+    assert json.loads(as_json.stdout)["plan"]["bottleneck"] == "generation"
+    huge = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-with", "memory=1e6"])
+    assert "DOES NOT FIT" in huge.stdout
+    embedded = CliRunner().invoke(train_command, [*WORDS, "--plan", "--plan-on", "A100", "--engine", "embedded"])
+    assert "the first one also for inference" in embedded.stdout
+    alone = CliRunner().invoke(train_command, [*WORDS, "--plan-on", "A100"])
+    assert (alone.exit_code, "need --plan" in alone.stderr) == (2, True)
+
+
+def test_it_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys; from verifiers_trainer.cli.train import train_command\n"
+        f"train_command({[*WORDS, '--plan']!r}, standalone_mode=False)\n"
+    )
+    check = (
+        "try:\n    exec(CODE)\nexcept SystemExit:\n    pass\nsys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+    )
+    script = f"import sys\nCODE = {code!r}\n{check}"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
