@@ -122,7 +122,7 @@ def train(seed: int, steps: int, output: Path, beta: float = 0.8, **settings) ->
             "learning_rate": 3e-3,
             "lr_scheduler_type": "linear",
             "warmup_steps": 0.05,
-            "adam_beta2": 0.95,  # Adam's step follows a gradient that grows at once; at 0.999 replies ceased to be moves
+            "adam_beta2": 0.95,  # at 0.999 a gradient that suddenly grows makes a step that is too long
             "max_off_policy_steps": 0,
             "zero_variance": "keep",
             "beta": beta,
