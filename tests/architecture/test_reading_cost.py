@@ -28,7 +28,7 @@ def test_one_row_of_five_turns_passes_through_few_files():
 
     assert "verifiers/rollouts/loop.py" in names, "the recorder sees nothing"
     assert files <= 34, names
-    assert edges <= 88  # was 87: the runner takes its jobs from the plan, so that a large run does not hold them
+    assert edges <= 87
 
 
 def test_one_training_step_passes_through_few_files(tmp_path):

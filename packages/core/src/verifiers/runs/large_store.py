@@ -85,9 +85,8 @@ class LargeRunStore(RunStore):
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Do nothing: advantages are computed from the rewards when they are read."""
 
-    def outputs(self, status: str) -> GenerateOutputs:
+    def outputs(self) -> GenerateOutputs:
         outputs = self._outputs()
-        outputs.metadata = self._metadata_of(self, outputs.measurements(), status)
         try:
             keep_index(self._index)
         except (OSError, TypeError) as error:  # it is a cache

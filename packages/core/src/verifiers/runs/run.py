@@ -225,7 +225,7 @@ class Run:
             try:
                 await self._call_back("on_start", *self._start_arguments(work))
                 if len(work):
-                    store.write_metadata(store.metadata("running"))
+                    store.write_metadata(self.metadata(store, store.measurements(), "running"))
                     await self._generate(work, store, given_client)
                     await self._tell_missing_logprobs(store)
                     await self._tell_changed_model(store)
@@ -495,7 +495,8 @@ class Run:
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
         """Write ``metadata.json`` and return the results."""
-        outputs = store.outputs(status)
+        outputs = store.outputs()
+        outputs.metadata = self.metadata(store, outputs.measurements(), status)
         try:
             store.write_metadata(outputs.metadata)
         except JournalError as error:

@@ -179,13 +179,13 @@ class RunStore:
         for job, state in zip(jobs, states, strict=True):
             set_advantage(self.rows[job.position], state["advantage"])
 
-    def outputs(self, status: str) -> GenerateOutputs:
-        """The results that the run returns."""
+    def outputs(self) -> GenerateOutputs:
+        """The results that the run returns, still without metadata."""
         rows = self.in_order()
         if not self.options.independent_scoring:
             fill_advantages(rows)
         states = [self._state(index) for index in sorted(self.rows)] if self.options.keep_states else None
-        return GenerateOutputs(outputs=rows, metadata=self.metadata(status), states=states)
+        return GenerateOutputs(outputs=rows, metadata=GenerateMetadata(), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
         """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot be written."""
