@@ -92,7 +92,7 @@ def test_rows_sort_by_any_column(page, served):
     columns = served.ask(f"columns?run={quote(CAREFUL)}")
     assert f"{max(columns['columns']['reward']):.3f}" in rows_shown(page)[0]
     page.find("button[title='sort by Tokens']").click()
-    page.wait(lambda: f"{max(columns['columns']['output_tokens']):g}" in rows_shown(page)[0])
+    page.wait(lambda: str(max(columns["columns"]["output_tokens"])) in rows_shown(page)[0])
 
 
 # --- a rollout --------------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ class Library:
         index.read(budget_s)
         first = first if generation == index.generation else 0
         total = len(index)
-        columns: dict[str, Any] = {n: list(index.columns[n][first:total]) for n in ("example", "key", *NUMBERS)}
+        columns: dict[str, Any] = {n: list(index.columns[n][first:total]) for n in ("example", "key")}
+        columns |= {name: _short(index.columns[name][first:total]) for name in NUMBERS}
         columns |= {name: _coded(index.columns[name], first, total) for name in NAMES}
         return {
             "generation": index.generation,
@@ -254,6 +255,11 @@ class Library:
             ):
                 self._indexes.popitem(last=False)
         return index
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Whole numbers without a fraction, as counts are written."""
+    return [int(value) if value.is_integer() else value for value in values]
 
 
 def _coded(column: NameColumn, first: int, last: int) -> dict[str, Any]:
