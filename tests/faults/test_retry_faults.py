@@ -78,7 +78,7 @@ def test_a_retry_after_beyond_the_rollouts_own_bound_is_not_waited_for():
     with FakeServer("x", script=lambda hit: Behaviour(429, {"Retry-After": "60"})) as server:
         started = time.monotonic()
         results = single_turn(3).evaluate(client_of(server, RetryPolicy()), "scripted", rollout_timeout_s=0.5)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 3
         assert server.count == 3
     assert {e.error for e in results["errors"]} <= {"RateLimited", "RolloutTimeout"}
 

@@ -246,7 +246,7 @@ async def test_the_whole_call_ends_at_its_bound():
         started = time.monotonic()
         with pytest.raises(ModelUnavailable, match=r"within 0\.4 s"):
             await ask(server, ModelRequest([UserMessage("hi")], "m", timeout_s=0.4), timeout=60)
-        assert time.monotonic() - started < 30  # an attempt alone has a minute
+        assert time.monotonic() - started < 1.4
 
 
 OK = {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1, 2], "prompt_token_ids": [1]}

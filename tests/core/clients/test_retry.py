@@ -97,16 +97,15 @@ async def test_the_whole_call_is_bounded_even_when_an_attempt_hangs():
     started = time.monotonic()
     with pytest.raises(ModelUnavailable, match=r"no completion within 0\.1 s"):
         await call_with_retries(hangs, FAST, AdaptiveLimiter(4), timeout_s=0.1)
-    assert time.monotonic() - started < 30  # the attempt would take a minute
+    assert time.monotonic() - started < 1
 
 
 async def test_a_pause_that_would_pass_the_bound_is_not_begun():
-    send = sender(RateLimited("slow", status=429, retry_after_s=120.0))
+    send = sender(RateLimited("slow", status=429, retry_after_s=30.0))
     started = time.monotonic()
     with pytest.raises(RateLimited):
-        await call_with_retries(send, FAST, AdaptiveLimiter(4), timeout_s=60)
-    assert time.monotonic() - started < 30
-    assert send.calls == 1
+        await call_with_retries(send, FAST, AdaptiveLimiter(4), timeout_s=5)
+    assert time.monotonic() - started < 1
 
 
 @given(st.integers(1, 200), st.one_of(st.none(), st.floats(0, 120)))

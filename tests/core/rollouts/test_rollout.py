@@ -732,7 +732,7 @@ async def test_a_cancelled_rollout_ends_at_once_and_asks_the_model_no_more():
     started = time.perf_counter()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.perf_counter() - started < 30  # the environment's reply would take a minute
+    assert time.perf_counter() - started < 1
     assert len(client.requests) == 1
 
 

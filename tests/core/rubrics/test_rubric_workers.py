@@ -52,7 +52,7 @@ async def test_a_function_past_its_bound_is_unknown_and_its_neighbours_are_not()
     release = threading.Event()
 
     def hangs(answer):
-        return release.wait(120)
+        return release.wait(20)
 
     def exact(completion, answer):
         return completion[-1]["content"] == answer
@@ -62,7 +62,7 @@ async def test_a_function_past_its_bound_is_unknown_and_its_neighbours_are_not()
     begun = time.perf_counter()
     await rubric.score_rollout(state)
     release.set()
-    assert time.perf_counter() - begun < 60
+    assert time.perf_counter() - begun < 2
     assert (state["metrics"]["exact"], state["metrics"]["<lambda>"]) == (1.0, 0.5)
     assert math.isnan(state["reward"])
     assert isinstance(state["error"], ScoringError)

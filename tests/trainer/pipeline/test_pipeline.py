@@ -465,11 +465,11 @@ def test_failures_below_the_bound_do_not_end_the_run():
 
 def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
     policy = Policy(errors={5: AuthenticationFailed("the key was refused", url="http://x")})
-    with pipeline(policy, generation_timeout=120.0) as source:
+    with pipeline(policy, generation_timeout=20.0) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed, match="the key was refused") as raised:
             source.next_batch()
-        assert time.monotonic() - started < 60  # it does not wait for the timeout
+        assert time.monotonic() - started < 1
         assert raised.value.url == "http://x"
         with pytest.raises(AuthenticationFailed):  # and again: the pipeline does not come back to life
             source.next_batch()
@@ -477,11 +477,11 @@ def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
 
 def test_an_error_that_comes_while_the_trainer_waits_ends_the_wait():
     policy = Policy(errors={0: AuthenticationFailed("too late")}, delay=lambda request: 0.1)
-    with pipeline(policy, generation_timeout=120.0) as source:
+    with pipeline(policy) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed):
             source.next_batch()
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 1
 
 
 def test_a_bug_in_the_pipeline_itself_is_raised_too(monkeypatch):
