@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import parse_env_id
 from verifiers.errors import ConfigError
+from verifiers.runtime.syntax import parse_python
 
 TEMPLATES = {
     "single": "Questions with a short answer: a single-turn environment for verifiers that runs offline.",
@@ -123,7 +124,7 @@ def join_modules(modules: Mapping[str, str]) -> str:
 
 def _below_imports(source: str) -> str:
     """The code of a module after its docstring and imports."""
-    statements = ast.parse(source).body
+    statements = parse_python(source).body
     first = next(s for s in statements if not isinstance(s, ast.Expr | ast.Import | ast.ImportFrom))
     return "".join(source.splitlines(keepends=True)[first.lineno - 1 :])
 

@@ -19,6 +19,7 @@ from verifiers.clients.protocol import PRICE_FIELDS, SHORT_CLIENT_TYPES, Endpoin
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import closest
+from verifiers.runtime.syntax import parse_python
 
 FIELD_OF = {
     "endpoint_id": "endpoint_id",
@@ -99,7 +100,7 @@ def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
 
 def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
     try:
-        module = ast.parse(text, filename=str(path))
+        module = parse_python(text, filename=str(path))
     except SyntaxError as error:
         raise ConfigError(f"{path} is not valid Python: {error}", path=str(path)) from error
     value = next((value for node in module.body if (value := _endpoints_value(node)) is not None), None)

@@ -21,6 +21,7 @@ from verifiers.runtime.bounded import read_file, read_text
 from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
+from verifiers.runtime.syntax import parse_python
 
 GROUP = "verifiers.environments"
 LOADER = "load_environment"
@@ -62,7 +63,7 @@ class LocalSource:
         return missing_loader(tree, place, self.attribute.partition(".")[0], star)
 
     def _tree(self) -> ast.Module:
-        return ast.parse(read_file(self.file))
+        return parse_python(read_file(self.file))
 
     def load(self) -> ModuleType:
         """Import the module from its file. A name that another module has is not taken from it."""

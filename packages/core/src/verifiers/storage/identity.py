@@ -36,6 +36,7 @@ from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.redaction import digested, is_secret_name, without_digest
+from verifiers.runtime.syntax import parse_python
 
 NOT_SET = "<not set>"
 """Value in ``config_differences`` of a key that one of the two configurations lacks."""
@@ -597,21 +598,26 @@ def _imported_names(module: str, path: Path) -> Iterator[str]:
     """The modules that the source of a module names in imports, with their packages; further names may be none."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        stat = path.stat()
+        statements = _import_statements(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # changed since it was imported
         return
-    for node in nodes:
+    for node in statements:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             start = package.rsplit(".", node.level - 1)[0] if node.level else ""
             whole = ".".join(filter(None, (start, node.module)))
             names = [f"{whole}.{alias.name}" for alias in node.names]
-        else:
-            continue
         for name in names:
             parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+@functools.lru_cache(maxsize=4096)
+def _import_statements(path: Path, mtime_ns: int, size_bytes: int) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    tree = parse_python(path.read_bytes())
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _author_file(name: str | None) -> tuple[str, Path] | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verifiers.runtime.syntax import parse_python
 from verifiers_trainer.settings.limits import Between, OneOf, Unsupported
 
 _LIMITS: dict[str, Any] = {"Between": Between, "OneOf": OneOf, "Unsupported": Unsupported}
@@ -65,7 +66,7 @@ def _fields_of(file: Path, class_name: str) -> dict[str, Any]:
 @functools.cache
 def _lines_of(file: Path, class_name: str) -> dict[str, ast.AnnAssign]:
     """Field -> its line in the class."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parse_python(file.read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     return {
         node.target.id: node

@@ -9,7 +9,6 @@ the environment, or its name may deceive, the user is asked (``look_alikes``). `
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import re
 import sys
@@ -31,6 +30,7 @@ from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
+from verifiers.runtime.syntax import parse_python
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -247,7 +247,7 @@ def _binds_loader(folder: Path, module: str) -> bool:
     """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs no code."""
     for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            tree = ast.parse(read_file(folder / name))
+            tree = parse_python(read_file(folder / name))
             if local_sources.binds_loader(tree):
                 return True
     return False
