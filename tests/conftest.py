@@ -33,6 +33,17 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Do the same with what a file of trainings has imported and cached."""
+    try:
+        return (yield)
+    finally:
+        if "trainer" in item.path.parts and nextitem is not None and nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse ids with an address: two workers would collect different tests, and none would run. Sort for several."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
