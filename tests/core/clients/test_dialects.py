@@ -590,3 +590,11 @@ def test_an_event_with_any_field_of_another_type_is_read_or_a_value_error(name, 
             reader.feed(json.dumps(event))
         reader.feed(json.dumps(spoilt(data, data.draw(st.sampled_from(events)))))
         dialect.parse_response(reader.body(), vf.ModelRequest([], "m"), "here")
+
+
+def test_a_streamed_item_without_a_number_for_its_place_is_a_value_error():
+    reader = DIALECTS["responses"].stream_reader()
+    item = {"type": "message", "content": []}
+    reader.feed(json.dumps({"type": "response.output_item.done", "item": item}))
+    with pytest.raises(ValueError, match="output_index is not a number: None"):
+        reader.feed(json.dumps({"type": "response.output_item.done", "output_index": None, "item": item}))

@@ -666,7 +666,10 @@ class ResponseStream:
         if kind == "error":
             raise streamed_error(event.get("error") or event)
         if kind == "response.output_item.done":
-            self._items[event.get("output_index", len(self._items))] = event.get("item")
+            index = event.get("output_index", len(self._items))
+            if not isinstance(index, int):
+                raise ValueError(f"output_index is not a number: {index!r}")
+            self._items[index] = event.get("item")
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
             self._body = dict(event.get("response") or {})
             self.is_done = True
