@@ -598,3 +598,16 @@ def test_a_streamed_item_without_a_number_for_its_place_is_a_value_error():
     reader.feed(json.dumps({"type": "response.output_item.done", "item": item}))
     with pytest.raises(ValueError, match="output_index is not a number: None"):
         reader.feed(json.dumps({"type": "response.output_item.done", "output_index": None, "item": item}))
+
+
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        ("messages", {"name": "f", "input_schema": "x"}),
+        ("responses", {"type": "function", "name": "f", "parameters": "x"}),
+    ],
+)
+def test_a_schema_that_is_no_object_is_refused_by_name(name, tool):
+    request = DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("q")], "m")) | {"tools": [tool]}
+    with pytest.raises(vf.ConfigError, match="(input_schema|parameters) is str: it must be an object"):
+        DIALECTS[name].parse_request(request)

@@ -80,6 +80,14 @@ def require(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], e
     return value
 
 
+def schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the JSON schema of a tool; {} when absent. Raises: ``ConfigError`` for anything but an object."""
+    value = tool.get(name)
+    if value and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {type(value).__name__}: it must be an object", key=name)
+    return value or {}
+
+
 def entries(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Return a field that is a list of objects; [] when absent. Raises: ``ConfigError`` for anything else."""
     value = body.get(name)

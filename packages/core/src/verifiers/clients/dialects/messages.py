@@ -36,6 +36,7 @@ from verifiers.clients.dialects.common import (
     require,
     sampling_of,
     says_the_same,
+    schema,
     streamed_error,
     text_of,
 )
@@ -97,7 +98,7 @@ def parse_request(body: Mapping[str, Any]) -> DialectRequest:
     for tool in entries(body, "tools"):
         if "input_schema" in tool:
             name, description = str(tool.get("name") or ""), str(tool.get("description") or "")
-            tools.append(Tool(name, description, tool["input_schema"], tool.get("strict") or None))
+            tools.append(Tool(name, description, schema(tool, "input_schema"), tool.get("strict") or None))
         else:
             dropped.append(str(tool.get("name") or tool.get("type")))
     messages: list[Message] = []

@@ -36,6 +36,7 @@ from verifiers.clients.dialects.common import (
     require,
     sampling_of,
     says_the_same,
+    schema,
     streamed_error,
 )
 from verifiers.clients.dialects.protocol import DialectRequest, ToolForm
@@ -125,7 +126,7 @@ def _tools_read(given: Sequence[Mapping[str, Any]]) -> tuple[list[Tool], dict[st
         seen_as = _seen_as(name, namespace)
         if kind == "function":
             tools.append(
-                Tool(seen_as, tool.get("description") or "", tool.get("parameters"), tool.get("strict") or None)
+                Tool(seen_as, tool.get("description") or "", schema(tool, "parameters"), tool.get("strict") or None)
             )
         elif kind == "custom":
             tools.append(Tool(seen_as, _free_text_description(tool), _FREE_TEXT))
