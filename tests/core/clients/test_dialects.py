@@ -609,5 +609,5 @@ def test_a_streamed_item_without_a_number_for_its_place_is_a_value_error():
 )
 def test_a_schema_that_is_no_object_is_refused_by_name(name, tool):
     request = DIALECTS[name].request_body(vf.ModelRequest([vf.UserMessage("q")], "m")) | {"tools": [tool]}
-    with pytest.raises(vf.ConfigError, match="(input_schema|parameters) is str: it must be an object"):
+    with pytest.raises(vf.ConfigError, match=r"(input_schema|parameters) is str: it must be an object"):
         DIALECTS[name].parse_request(request)
