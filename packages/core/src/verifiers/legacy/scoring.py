@@ -15,8 +15,7 @@ from verifiers.data.tool_schema import shortened
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
-from verifiers.rubrics.functions import rollout_value
-from verifiers.rubrics.scoring import each, leave_unscored, overrides
+from verifiers.rubrics.rubric import each, leave_unscored, overrides, rollout_value
 from verifiers.runtime.sync_async import blocking, dual, maybe_await
 
 FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")

@@ -28,7 +28,7 @@ from verifiers.results.rows import ErrorInfo, RolloutOutput, example_key, json_r
 from verifiers.results.statistics import clustered_stderr, known, mean, pass_rates, percentile
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
-from verifiers.rubrics.scoring import SUCCESS
+from verifiers.rubrics.rubric import SUCCESS
 from verifiers.runtime.suggest import check_keywords
 from verifiers.runtime.sync_async import Finished
 from verifiers.types import AttributeDict

@@ -29,8 +29,7 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.functions import ArgumentResolver, finite_value, scoring_error
-from verifiers.rubrics.scoring import leave_unscored, overrides
+from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, overrides, scoring_error
 from verifiers.runtime.redaction import digested
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.storage.identity import source_hashes
