@@ -24,7 +24,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Job, Progress, RunContext, generate_and_score, score_together
+from verifiers.runs.options import Progress
+from verifiers.runs.runner import Job, RunContext, generate_and_score, score_together
 
 MARKS = ("stop", "setup", "cleanup", "teardown")
 

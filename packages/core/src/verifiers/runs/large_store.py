@@ -22,9 +22,7 @@ from verifiers.results.outputs import Measurements
 from verifiers.results.rows import RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
-from verifiers.runs.plan import NUM_COMPARED
-from verifiers.runs.runner import Job
-from verifiers.runs.store import RunStore, no_key, other_than
+from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than
 from verifiers.storage.identity import rollout_key
 
 

@@ -8,8 +8,10 @@ the sampling arguments that a call may name beside them. ``parse`` reads the key
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -19,7 +21,35 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 
 if TYPE_CHECKING:
-    from verifiers.runs.runner import Progress
+    from verifiers.rollouts.state import State
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run, for displays. Only durable rollouts are counted."""
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    reward_sum: float = 0.0
+    rewards: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    output_tokens: int = 0
+    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
+    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    last_done: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, state: State) -> None:
+        self.done += 1
+        self.last_done = time.monotonic()
+        self.output_tokens += state["usage"].get("output_tokens", 0)
+        reward = state["reward"]
+        if reward is not None and reward == reward:
+            self.reward_sum += reward
+            self.rewards += 1
+        if state["error"] is not None:
+            self.errors[type(state["error"]).__name__] += 1
 
 
 class SamplingOptions(TypedDict, total=False):

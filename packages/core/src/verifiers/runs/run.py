@@ -37,28 +37,29 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
 from verifiers.results.outputs import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
-from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
-from verifiers.runs.plan import Pending, Plan, pending
+from verifiers.runs.options import DEFAULT_CONCURRENCY, Progress, RunOptions, check_sampling, count, parse
 from verifiers.runs.runner import (
+    SERVED_MODELS,
     GenerateJob,
-    Progress,
+    Pending,
+    Plan,
     RunContext,
     RunEnvironment,
     Runner,
-    code_of,
+    RunStore,
     generate_and_score,
     generate_job,
     groups_are_units,
-    identity_of,
+    is_large,
+    pending,
 )
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await, num_positional
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
-from verifiers.storage.identity import CODE, describe, fingerprint
+from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
 
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""
