@@ -199,7 +199,7 @@ MODULES: dict[str, str] = {
     "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.sync_async",
+    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.loops",
     "utils.client_utils": "verifiers.legacy.clients",
     "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",

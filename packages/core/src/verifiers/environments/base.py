@@ -31,9 +31,9 @@ from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
+from verifiers.runtime.loops import NOTHING, blocking, dual, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
-from verifiers.runtime.sync_async import NOTHING, blocking, dual, maybe_await
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import Message, Messages, ModelRequest, Response
 

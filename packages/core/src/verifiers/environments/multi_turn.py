@@ -16,8 +16,8 @@ from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State, TrajectoryStepTokens
+from verifiers.runtime.loops import NO, NOTHING, answer, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NO, NOTHING, answer, maybe_await
 from verifiers.types import Messages
 
 

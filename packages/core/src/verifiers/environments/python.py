@@ -31,8 +31,8 @@ from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
+from verifiers.runtime.loops import NO
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NO
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"

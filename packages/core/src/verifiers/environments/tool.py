@@ -29,9 +29,8 @@ from verifiers.rollouts.author_code import fault, passes
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
+from verifiers.runtime.loops import answer, call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import answer, maybe_await
-from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
 LATE = -1000

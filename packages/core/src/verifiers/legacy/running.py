@@ -15,7 +15,7 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.rows import state_to_output
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.loops import maybe_await
 from verifiers.types import StopReason
 
 

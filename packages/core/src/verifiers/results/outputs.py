@@ -29,8 +29,8 @@ from verifiers.results.statistics import clustered_stderr, known, mean, pass_rat
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.rubric import SUCCESS
+from verifiers.runtime.loops import Finished
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.sync_async import Finished
 from verifiers.types import AttributeDict
 
 COLUMNS = {

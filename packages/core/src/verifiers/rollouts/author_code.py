@@ -18,7 +18,7 @@ from typing import Any
 
 from verifiers.errors import EnvironmentFault, RolloutError, RunError, UsageError
 from verifiers.rollouts.state import State
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.loops import maybe_await
 
 NEVER_FAULTS = (KeyboardInterrupt, GeneratorExit)
 """Exceptions that stop the process or its event loop; never recorded as a failure of a rollout."""

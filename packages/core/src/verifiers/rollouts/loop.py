@@ -38,8 +38,7 @@ from verifiers.rollouts.author_code import (
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.deadlines import Deadline
-from verifiers.runtime.sync_async import Done, maybe_await, started
+from verifiers.runtime.loops import Deadline, Done, maybe_await, started
 from verifiers.types import StopReason, Tool
 
 TURN_GUARD = 1000

@@ -41,11 +41,10 @@ from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
+from verifiers.runtime.loops import Raised, blocking, call_in_thread, is_awaitable, workers
 from verifiers.runtime.processes import ProcessPool, process_pool, require_isolatable
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import SIMILAR, check_keywords, close_match
-from verifiers.runtime.sync_async import blocking, is_awaitable
-from verifiers.runtime.threads import Raised, call_in_thread, workers
 from verifiers.storage.identity import Free, Identified, describe
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from verifiers.rollouts.loop import generate
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
+from verifiers.runtime.loops import FinishedTuple
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.sync_async import FinishedTuple
 
 TIMEOUT_S: float | None = RunOptions().rollout_timeout_s
 

@@ -36,8 +36,8 @@ from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import cleanup, setup
 from verifiers.rollouts.state import State
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
 from verifiers.storage.identity import Free

@@ -33,7 +33,7 @@ from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPrompt
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import cleanup, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.sync_async import NOTHING, maybe_await
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response
 
 FIRST, LAST = 1000, -1000

@@ -28,8 +28,8 @@ from verifiers.rollouts.author_code import passes
 from verifiers.rollouts.decorators import cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.runtime.loops import maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import maybe_await
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage
 

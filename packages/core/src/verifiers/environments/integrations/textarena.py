@@ -31,10 +31,9 @@ from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.runtime.loops import call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
-from verifiers.runtime.sync_async import maybe_await
-from verifiers.runtime.threads import call_in_thread
 from verifiers.storage.identity import Free
 from verifiers.types import Messages
 

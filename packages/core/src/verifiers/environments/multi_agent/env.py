@@ -22,8 +22,8 @@ from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response, SystemMessage, UserMessage
 
 
