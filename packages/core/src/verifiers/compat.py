@@ -36,6 +36,9 @@ TOKENIZER = {"processing_class": "tokenizer"}
 METRICS = {"correct_answer_reward_func": "correct_answer"}
 """Metric names of older files, renamed on reading."""
 
+ENVIRONMENT_CLASSES = {"verifiers.environments.multi_turn.MultiTurnEnv": "verifiers.environments.base.MultiTurnEnv"}
+"""``env_class`` in the configuration of an older run -> the same class where it is now."""
+
 SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
 """Hooks of sandbox environments that a subclass may define under an older name."""
 
@@ -165,7 +168,7 @@ MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
     "envs.environment": "verifiers.environments.base",
     "envs.singleturn_env": "verifiers.environments.single_turn",
-    "envs.multiturn_env": "verifiers.environments.multi_turn",
+    "envs.multiturn_env": "verifiers.environments.base",
     "envs.tool_env": "verifiers.environments.tool",
     "envs.stateful_tool_env": "verifiers.environments.stateful_tool",
     "envs.env_group": "verifiers.environments.group verifiers.environments.group_rubric",

@@ -58,6 +58,7 @@ MOVED: dict[str, str] = {
     "durable": "storage.files",
     "encoding": "runtime.json",
     "environments.closing": "environments.base",
+    "environments.multi_turn": "environments.base",
     "environments.running": "environments.base",
     "environments.stopping": "rollouts.loop",
     "example_datasets": "data.example_sets",

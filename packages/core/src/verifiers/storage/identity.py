@@ -104,6 +104,8 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     """
     uncompared = uncompared_parts(stored, given)
     before = digested({key: value for key, value in stored.items() if key not in uncompared})  # 0.2.0: some in clear
+    if before.get("env_class") in compat.ENVIRONMENT_CLASSES:
+        before["env_class"] = compat.ENVIRONMENT_CLASSES[before["env_class"]]
     now = {key: value for key, value in given.items() if key not in uncompared}
     differences = config_differences(before, now)
     return {

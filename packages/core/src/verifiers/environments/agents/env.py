@@ -32,7 +32,7 @@ from verifiers.environments.agents.turns import (
     AgentTurns,
     agent_run,
 )
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import cleanup, setup
 from verifiers.rollouts.state import State

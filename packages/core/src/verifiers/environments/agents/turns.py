@@ -28,7 +28,7 @@ from verifiers.environments.agents.agent import Agent, Installed, find_agent, fi
 from verifiers.environments.agents.conversation import ROLES, Conversation, Role
 from verifiers.environments.agents.gateway import Call, Route, gateway
 from verifiers.environments.agents.process import AgentProcess, Ending, script_of
-from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.base import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import cleanup, setup, stop

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Unpack
 import aiohttp
 
 from verifiers.data.messages import message_text
+from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import passes
 from verifiers.rollouts.decorators import cleanup
