@@ -30,7 +30,7 @@ _MODULES: dict[str, str] = {
     "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
-    "rollouts.decorators": "stop setup cleanup teardown reward metric advantage",
+    "rollouts.author_code": "stop setup cleanup teardown reward metric advantage",
     "types": (
         "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool "
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "

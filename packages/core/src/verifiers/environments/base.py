@@ -28,9 +28,8 @@ from verifiers.data.messages import check_parts, normalize_chat, normalize_messa
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
-from verifiers.rollouts.author_code import Hook
+from verifiers.rollouts.author_code import Hook, decorated, stop
 from verifiers.rollouts.contract import LoadedFrom
-from verifiers.rollouts.decorators import decorated, stop
 from verifiers.rollouts.loop import is_completed, new_state
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens, record_tokens
 from verifiers.rubrics import Rubric

@@ -29,7 +29,7 @@ from verifiers.environments.code_blocks import (
 from verifiers.environments.sandbox import SandboxEnv, SandboxOptions, sandbox_ready_wait_time
 from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.runtime.loops import NO
 from verifiers.runtime.signatures import spell_out

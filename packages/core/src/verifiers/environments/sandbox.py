@@ -29,7 +29,7 @@ from verifiers.errors import (
     UsageError,
     VerifiersError,
 )
-from verifiers.rollouts.decorators import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.loops import NOTHING, PerLoop, maybe_await
 from verifiers.runtime.signatures import spell_out

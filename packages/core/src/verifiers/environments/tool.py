@@ -25,8 +25,7 @@ from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened,
 from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
-from verifiers.rollouts.author_code import fault, passes
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import fault, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
 from verifiers.runtime.loops import answer, call_in_thread, maybe_await

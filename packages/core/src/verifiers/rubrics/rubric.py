@@ -37,7 +37,7 @@ import numpy as np
 
 from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault, RunError, ScoringError
-from verifiers.rollouts.decorators import decorated
+from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.scores import RolloutScore, RolloutScores

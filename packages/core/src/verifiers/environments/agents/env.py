@@ -34,7 +34,7 @@ from verifiers.environments.agents.turns import (
 )
 from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out

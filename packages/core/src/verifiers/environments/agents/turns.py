@@ -30,8 +30,7 @@ from verifiers.environments.agents.gateway import Call, Route, gateway
 from verifiers.environments.agents.process import AgentProcess, Ending, script_of
 from verifiers.environments.base import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
-from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.decorators import cleanup, setup, stop
+from verifiers.rollouts.author_code import Hook, cleanup, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response

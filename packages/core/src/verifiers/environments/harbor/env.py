@@ -31,7 +31,7 @@ from verifiers.environments.harbor.images import Images, ImageStore
 from verifiers.environments.harbor.task import HarborTask, read_tasks
 from verifiers.environments.sandbox import SandboxEnv, SandboxOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.runtime.loops import NO, PerLoop

@@ -19,8 +19,7 @@ from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook, passes
-from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.author_code import Hook, cleanup, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions

@@ -24,8 +24,7 @@ from verifiers.data.messages import message_text
 from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.errors import ConfigError, InfraError
-from verifiers.rollouts.author_code import passes
-from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.author_code import cleanup, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runtime.loops import maybe_await

@@ -26,8 +26,7 @@ from verifiers.environments.integrations.episodes import episode_rows, opened, s
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity
-from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.author_code import Hook, cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runtime.loops import call_in_thread, maybe_await
