@@ -37,7 +37,7 @@ _MODULES: dict[str, str] = {
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
     "rollouts.state": "State Timing TrajectoryStep TrajectoryStepTokens",
-    "results.rows": "RolloutInput RolloutOutput ErrorInfo",
+    "results.outputs": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "

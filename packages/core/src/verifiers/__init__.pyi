@@ -104,7 +104,7 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.rows import ErrorInfo, RolloutInput, RolloutOutput
+from verifiers.results.outputs import ErrorInfo, RolloutInput, RolloutOutput
 from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
 from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric

@@ -18,8 +18,7 @@ from verifiers.results import GenerateOutputs
 from verifiers.results.columns import NameColumn
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import keep_index, open_index
-from verifiers.results.outputs import Measurements
-from verifiers.results.rows import RolloutOutput
+from verifiers.results.outputs import Measurements, RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than

@@ -17,9 +17,15 @@ from verifiers import errors
 from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
-from verifiers.results.export import content_hash
-from verifiers.results.outputs import Measurements
-from verifiers.results.rows import DISK_FIELDS, FIELDS, ErrorInfo, RolloutOutput, output_to_state
+from verifiers.results.outputs import (
+    DISK_FIELDS,
+    FIELDS,
+    ErrorInfo,
+    Measurements,
+    RolloutOutput,
+    content_hash,
+    output_to_state,
+)
 from verifiers.rollouts.state import State, Timing
 from verifiers.runs.options import RunOptions
 from verifiers.runs.run import Run, check_before_run

@@ -39,13 +39,14 @@ from verifiers.errors import (
     TooManyFaults,
 )
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
-from verifiers.results.outputs import Measurements, set_advantage
-from verifiers.results.rows import (
+from verifiers.results.outputs import (
     DISK_FIELDS,
+    Measurements,
     RolloutOutput,
     output_to_state,
     row_for_disk,
     saved_row,
+    set_advantage,
     state_to_output,
 )
 from verifiers.rollouts.author_code import Hook, ends_the_run
