@@ -338,7 +338,7 @@ class GenerateOutputs(Finished):
         return polars.from_arrow(self.to_arrow())
 
     def save(self, path: str | Path) -> None:
-        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``save``."""
+        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file. *Raises* ConfigError for a used directory."""
         save(self.rollouts, self.metadata, path)
 
     def known_states(self) -> list[State] | None:
