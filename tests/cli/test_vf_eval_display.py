@@ -18,7 +18,7 @@ from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay,
 from verifiers.cli.evaluate.summary import transcript
 from verifiers.results.outputs import ErrorInfo, RolloutOutput
 from verifiers.rollouts.state import State
-from verifiers.runs.options import Progress
+from verifiers.runs.runner import Progress
 from verifiers.testing import FakeServer
 
 

@@ -11,8 +11,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, exact, row, single_turn, sums
 from verifiers.data.examples import examples_from
-from verifiers.runs.options import Progress
-from verifiers.runs.runner import Job, RunContext, Runner, generate_group
+from verifiers.runs.runner import Job, Progress, RunContext, Runner, generate_group
 from verifiers.testing import ScriptedClient
 
 

@@ -24,8 +24,7 @@ from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
 from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
-from verifiers.runs.options import Progress
-from verifiers.runs.runner import Job, RunContext, generate_and_score, score_together
+from verifiers.runs.runner import Job, Progress, RunContext, generate_and_score, score_together
 
 MARKS = ("stop", "setup", "cleanup", "teardown")
 

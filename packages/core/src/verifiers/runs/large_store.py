@@ -113,5 +113,6 @@ class LargeRunStore(RunStore):
             rows[[job.position for job in jobs]] = found
         places = np.flatnonzero(rows >= 0)
         ids = np.repeat([example.example_id for example in self.plan.examples], self.plan.siblings)
-        fills = not self.options.independent_scoring
-        return StoredOutputs(self._index, rows[places], {}, fills_advantages=fills, example_ids=ids[places])
+        return StoredOutputs(
+            self._index, rows[places], {}, fills_advantages=self.fills_advantages, example_ids=ids[places]
+        )

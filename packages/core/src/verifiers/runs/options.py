@@ -8,10 +8,8 @@ the sampling arguments that a call may name beside them. ``parse`` reads the key
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -21,35 +19,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 
 if TYPE_CHECKING:
-    from verifiers.rollouts.state import State
-
-
-@dataclass(slots=True)
-class Progress:
-    """Progress of a run, for displays. Only durable rollouts are counted."""
-
-    total: int = 0
-    done: int = 0
-    resumed: int = 0
-    reward_sum: float = 0.0
-    rewards: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    output_tokens: int = 0
-    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
-    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
-    last_done: float = field(default_factory=time.monotonic)
-    started: float = field(default_factory=time.monotonic)
-
-    def count(self, state: State) -> None:
-        self.done += 1
-        self.last_done = time.monotonic()
-        self.output_tokens += state["usage"].get("output_tokens", 0)
-        reward = state["reward"]
-        if reward is not None and reward == reward:
-            self.reward_sum += reward
-            self.rewards += 1
-        if state["error"] is not None:
-            self.errors[type(state["error"]).__name__] += 1
+    from verifiers.runs.runner import Progress
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -241,6 +211,18 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
 
     *Raises* ConfigError for unknown keywords, with suggestions, and for invalid values.
     """
+    named, sampling = _named(keywords, counts) if keywords else ({}, {})
+    if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
+        named["max_concurrent"] = env.max_concurrent
+    if named.get("state_columns") is None:
+        named.pop("state_columns", None)
+    options = RunOptions(**named)
+    _check(options)
+    return options, sampling
+
+
+def _named(keywords: Mapping[str, Any], counts: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(options, sampling arguments) of the keywords of a call, by their present names."""
     named = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
     sampling = compat.rename(
         {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES}, compat.SAMPLING_ARGS, "sampling"
@@ -249,13 +231,7 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
         named.pop(name, None)
     valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
     check_keywords(named, valid_names, "evaluate/generate")
-    if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
-        named["max_concurrent"] = env.max_concurrent
-    if named.get("state_columns") is None:
-        named.pop("state_columns", None)
-    options = RunOptions(**named)
-    _check(options)
-    return options, sampling
+    return named, sampling
 
 
 def check_sampling(sampling_args: Mapping[str, Any]) -> None:
@@ -273,15 +249,13 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
 
     *Raises* ConfigError when both are given, or the value is not a positive integer.
     """
-    older = compat.rename(
-        {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}, compat.RUN_OPTIONS
-    )
-    if older and value is not None:
-        raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
-    number = older.get(name, value)
-    if number is not None and (not _is_int(number) or number < 1):
-        raise ConfigError(f"{name} is {number!r}; it must be a whole number, at least 1", key=name)
-    return number
+    if older := {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}:
+        if value is not None:
+            raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
+        value = compat.rename(older, compat.RUN_OPTIONS)[name]
+    if value is not None and (not _is_int(value) or value < 1):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least 1", key=name)
+    return value
 
 
 WORKER_BACKENDS = ("process", "ray")

@@ -37,12 +37,13 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
 from verifiers.results.outputs import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
-from verifiers.runs.options import DEFAULT_CONCURRENCY, Progress, RunOptions, check_sampling, count, parse
+from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.runner import (
     SERVED_MODELS,
     GenerateJob,
     Pending,
     Plan,
+    Progress,
     RunContext,
     RunEnvironment,
     Runner,
@@ -357,12 +358,21 @@ class Run:
 
     def _store(self, directory: RunDirectory | None) -> RunStore:
         """Where finished rollouts go; those of a large run that is saved are not held in memory."""
-        kind = RunStore
-        if self.stopping is None and is_large(self.plan, self.options, directory):
+        options, kind = self.options, RunStore
+        if self.stopping is None and is_large(self.plan, directory, options.keep_states):
             from verifiers.runs.large_store import LargeRunStore
 
             kind = LargeRunStore
-        return kind(self.plan, self.options, self.metadata, self.env.logger, directory)
+        return kind(
+            self.plan,
+            self.metadata,
+            self.env.logger,
+            directory,
+            state_columns=options.state_columns,
+            keep_states=options.keep_states,
+            fills_advantages=not options.independent_scoring,
+            on_progress=options.on_progress,
+        )
 
     async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
         """Read the saved rollouts into ``store``; return the pending ones."""

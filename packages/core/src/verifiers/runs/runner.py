@@ -55,7 +55,6 @@ from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, overrides, scoring_error
-from verifiers.runs.options import Progress, RunOptions
 from verifiers.runtime.loops import is_awaitable, maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
@@ -484,6 +483,34 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 # --- many rollouts
 
 
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run, for displays. Only durable rollouts are counted."""
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    reward_sum: float = 0.0
+    rewards: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    output_tokens: int = 0
+    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
+    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    last_done: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, state: State) -> None:
+        self.done += 1
+        self.last_done = time.monotonic()
+        self.output_tokens += state["usage"].get("output_tokens", 0)
+        reward = state["reward"]
+        if reward is not None and reward == reward:
+            self.reward_sum += reward
+            self.rewards += 1
+        if state["error"] is not None:
+            self.errors[type(state["error"]).__name__] += 1
+
+
 class Sink(Protocol):
     """Where finished rollouts go."""
 
@@ -615,9 +642,9 @@ class Runner:
 # --- finished rollouts
 
 
-def is_large(plan: Plan, options: RunOptions, directory: RunDirectory | None) -> bool:
+def is_large(plan: Plan, directory: RunDirectory | None, keep_states: bool) -> bool:
     """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
-    return directory is not None and not options.keep_states and len(plan) >= LARGE_PLAN
+    return directory is not None and not keep_states and len(plan) >= LARGE_PLAN
 
 
 class RunStore:
@@ -626,12 +653,18 @@ class RunStore:
     def __init__(
         self,
         plan: Plan,
-        options: RunOptions,
         metadata: Callable[[RunStore, Measurements, str], GenerateMetadata],
         logger: logging.Logger,
         directory: RunDirectory | None = None,
+        *,
+        state_columns: Sequence[str] = (),
+        keep_states: bool = False,
+        fills_advantages: bool = True,
+        on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     ):
-        self.plan, self.options, self.logger, self.directory = plan, options, logger, directory
+        self.plan, self.logger, self.directory = plan, logger, directory
+        self.state_columns, self.keep_states = state_columns, keep_states
+        self.fills_advantages, self.on_progress = fills_advantages, on_progress
         self.journal: Journal | None = None
         self.work: Pending | None = None
         """What is pending, once the plan was compared with what is saved."""
@@ -711,7 +744,7 @@ class RunStore:
 
     async def store(self, jobs: list[Job], states: list[State]) -> None:
         """Return once these are durable; several are stored atomically."""
-        outputs = [state_to_output(state, self.options.state_columns) for state in states]
+        outputs = [state_to_output(state, self.state_columns) for state in states]
         for output, state in zip(outputs, states, strict=True):
             if names := _other_models(state):
                 output[SERVED_MODELS] = names
@@ -728,7 +761,7 @@ class RunStore:
         """Add rollouts that are durable."""
         for output, job, state in zip(outputs, jobs, states, strict=True):
             self.rows[job.position] = output
-            if self.options.keep_states:
+            if self.keep_states:
                 self.states[job.position] = state
 
     def _count_turns(self, states: list[State]) -> None:
@@ -748,9 +781,9 @@ class RunStore:
     def outputs(self) -> GenerateOutputs:
         """The results that the run returns, still without metadata."""
         rows = self.in_order()
-        if not self.options.independent_scoring:
+        if self.fills_advantages:
             fill_advantages(rows)
-        states = [self._state(index) for index in sorted(self.rows)] if self.options.keep_states else None
+        states = [self._state(index) for index in sorted(self.rows)] if self.keep_states else None
         return GenerateOutputs(outputs=rows, metadata=GenerateMetadata(), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
@@ -781,12 +814,12 @@ class RunStore:
         if now >= self._next_write and self.directory is not None:
             self.write_metadata(self.metadata("running"))
             self._next_write = _next_time(now, METADATA_EVERY_S)
-        if self.options.on_progress is None:
+        if self.on_progress is None:
             return
         if self._metadata is None or now >= self._next_report:
             self._metadata = self.metadata("running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
-        given: Any = self.options.on_progress
+        given: Any = self.on_progress
         for callback in given if isinstance(given, list | tuple) else [given]:
             every = [self.in_order()] if num_positional(callback) >= 3 else []  # the older form: all, new, metadata
             try:

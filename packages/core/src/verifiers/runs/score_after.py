@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from verifiers.errors import RunError
 from verifiers.rollouts.state import State
-from verifiers.runs.options import Progress
 from verifiers.runs.runner import (
     GenerateJob,
     Job,
+    Progress,
     RunContext,
     RunControl,
     RunEnvironment,

@@ -35,9 +35,9 @@ from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
-from verifiers.runs.options import Progress, RunOptions
+from verifiers.runs.options import RunOptions
 from verifiers.runs.run import job_generator
-from verifiers.runs.runner import GenerateJob, Job, RunContext, generate_and_score, generate_group
+from verifiers.runs.runner import GenerateJob, Job, Progress, RunContext, generate_and_score, generate_group
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of

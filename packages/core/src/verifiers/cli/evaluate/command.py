@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.display import Display
     from verifiers.cli.evaluate.planning import Prepared
     from verifiers.cli.evaluate.summary import Report
-    from verifiers.runs.options import Progress
+    from verifiers.runs.runner import Progress
 
 INTERRUPTED = 130
 
@@ -147,7 +147,7 @@ class _Command:
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
         """One run; a ``RunError`` is reported and the next run starts."""
-        from verifiers.runs.options import Progress
+        from verifiers.runs.runner import Progress
 
         progress = Progress()
         try:

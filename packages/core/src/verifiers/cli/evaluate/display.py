@@ -1,6 +1,6 @@
 """Show the progress of a run on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
 
-A display reads ``runs.options.Progress`` and never changes it; every number counts durable rollouts. When no rollout
+A display reads ``runs.runner.Progress`` and never changes it; every number counts durable rollouts. When no rollout
 has finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of several runs has a line in the block.
 No model text is shown; control characters in log messages and names are escaped.
 """
@@ -23,7 +23,7 @@ from verifiers.cli.common.interrupt import watched
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
 from verifiers.results.texts import duration
-from verifiers.runs.options import Progress
+from verifiers.runs.runner import Progress
 from verifiers.runtime.redaction import redacted_text
 
 SILENT_S = 30.0
