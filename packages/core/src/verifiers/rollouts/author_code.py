@@ -20,12 +20,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from verifiers.errors import ConfigError, EnvironmentFault, RolloutError, RunError, UsageError
-from verifiers.rollouts.state import State
 from verifiers.runtime.loops import maybe_await
 from verifiers.types import AttributeDict
+
+if TYPE_CHECKING:
+    from verifiers.rollouts.state import State  # imports numpy, which a decorator does not need
 
 F = TypeVar("F", bound=Callable[..., Any])
 STAGES = ("rollout", "group")
