@@ -27,8 +27,8 @@ def test_one_row_of_five_turns_passes_through_few_files():
     files, edges, names = cost(ran.stdout.splitlines()[-1])
 
     assert "verifiers/rollouts/loop.py" in names, "the recorder sees nothing"
-    assert files <= 34, names
-    assert edges <= 87
+    assert files <= 21, names
+    assert edges <= 55
 
 
 def test_one_training_step_passes_through_few_files(tmp_path):
@@ -40,5 +40,5 @@ def test_one_training_step_passes_through_few_files(tmp_path):
     files, edges, names = cost((tmp_path / "measured.json").read_text())
 
     assert "verifiers_trainer/algorithm/losses.py" in names, "the recorder sees nothing"
-    assert files <= 96, names
-    assert edges <= 205
+    assert files <= 87, names
+    assert edges <= 185

@@ -19,9 +19,7 @@ import verifiers as vf
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
 from support.small_envs import add_one, exact, single_turn, sums
-from verifiers.runs.options import RunOptions
-from verifiers.runs.plan import Plan, pending
-from verifiers.runs.store import RunStore
+from verifiers.runs.runner import Plan, RunStore, pending
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -57,7 +55,7 @@ results = env.evaluate(
 print("done", len(results), results.metadata.avg_reward, results.metadata.status, flush=True)
 """
 
-LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store").replace(
+LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.runner as run_store").replace(
     "env.evaluate(", "env.evaluate(keep_states=False, client="
 )
 LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')
@@ -266,7 +264,7 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
     env = single_turn(3)
     env.evaluate(ScriptedClient("wrong"), "weak", results_path=tmp_path)
     plan, logger = Plan(list(env.eval_table), [1] * 3), logging.getLogger()
-    store = RunStore(plan, RunOptions(), None, logger)
+    store = RunStore(plan, None, logger)
     store.saved = {row["rollout_key"]: (1, row) for row in rows_of(tmp_path)}
     store.num_saved = len(store.saved)
     assert list(pending(plan, store, lambda job, row: None, whole_groups=False, retry_errors=False)) == []

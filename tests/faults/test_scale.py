@@ -13,7 +13,7 @@ ENVIRONMENT = """
 import asyncio, resource, sys, time
 import verifiers as vf
 from verifiers.storage.journal import Journal
-from verifiers.runs.plan import Plan
+from verifiers.runs.runner import Plan
 from verifiers.runs.runner import RunContext, Runner, generate_and_score
 from verifiers.testing import ScriptedClient
 

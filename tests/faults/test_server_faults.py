@@ -14,8 +14,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, single_turn
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
-from verifiers.runs.plan import Plan
-from verifiers.runs.runner import RunContext, Runner
+from verifiers.runs.runner import Plan, RunContext, Runner
 from verifiers.testing import Behaviour, FakeServer
 
 

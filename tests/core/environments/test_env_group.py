@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-import verifiers.rollouts.decorators as mark
+import verifiers.rollouts.author_code as mark
 from verifiers.environments import MultiTurnEnv, SingleTurnEnv
 from verifiers.environments.group import EnvGroup, route_of
 from verifiers.environments.tool import ToolEnv

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from verifiers.errors import EnvironmentFault, RateLimited, ScoringError
-from verifiers.results.rows import ErrorInfo, output_to_state, row_for_disk, row_from_disk, state_to_output
+from verifiers.results.outputs import ErrorInfo, output_to_state, row_for_disk, row_from_disk, state_to_output
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runtime.json import decode_row, encode_row
 from verifiers.runtime.redaction import redacted_text

@@ -13,7 +13,7 @@ from core.results.test_results import disk_row, failed_reward, write_journal
 from verifiers.errors import JournalError, ModelUnavailable
 from verifiers.results import GenerateOutputs, load_results, loading
 from verifiers.results.labels import completion_hash, write_label
-from verifiers.results.rows import row_for_disk, state_to_output
+from verifiers.results.outputs import row_for_disk, state_to_output
 from verifiers.results.stored import StoredOutputs
 
 NAN = math.nan
@@ -95,12 +95,12 @@ def test_a_damaged_line_is_refused_when_the_file_is_loaded(tmp_path, monkeypatch
 def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(tmp_path, load, monkeypatch):
     from pyarrow import parquet
 
-    from verifiers.results import export
+    from verifiers.results import outputs
 
     rows = mixed_run(tmp_path / "run")
     rows[0] |= {"answer": 7}
     write_journal(tmp_path / "mixed", rows)  # the answer is a number once, else a text
-    monkeypatch.setattr(export, "BATCH_SIZE", 2)
+    monkeypatch.setattr(outputs, "BATCH_SIZE", 2)
     for name in ("run", "mixed"):
         in_memory, on_disk = load(tmp_path / name)
         in_memory.save(tmp_path / "memory.parquet")

@@ -2,9 +2,9 @@
 
 import pytest
 
-import verifiers.rollouts.decorators as vf
+import verifiers.rollouts.author_code as vf
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import decorated
+from verifiers.rollouts.author_code import decorated
 
 
 class Game:

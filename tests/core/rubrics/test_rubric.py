@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import verifiers as vf
-import verifiers.rollouts.decorators as mark
+import verifiers.rollouts.author_code as mark
 from verifiers.errors import (
     ConfigError,
     EnvironmentFault,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-import verifiers.rollouts.decorators as mark
+import verifiers.rollouts.author_code as mark
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup

@@ -47,7 +47,7 @@ def evaluate(folder, env, client, is_large, **options):
     """A saved run whose rollouts are, or are not, held."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr("verifiers.runs.store.LARGE_PLAN", 0)
+            patch.setattr("verifiers.runs.runner.LARGE_PLAN", 0)
         results = env.evaluate(
             client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
         )

@@ -415,6 +415,14 @@ def test_code_of_another_python_is_not_compared():
     assert list(resume_differences({"parser": {"f": ours}}, {"parser": {"f": edited}})) == ["parser.f.code"]
 
 
+def test_a_run_of_a_class_that_has_moved_since_is_resumed():
+    now = {"env_class": f"{vf.MultiTurnEnv.__module__}.{vf.MultiTurnEnv.__qualname__}"}
+    before = {"env_class": "verifiers.environments.multi_turn.MultiTurnEnv"}
+    assert now != before
+    assert resume_differences(before, now) == {}
+    assert list(resume_differences(before, {"env_class": "mine.MultiTurnEnv"})) == ["env_class"]
+
+
 PROGRAM = """
 import re, verifiers as vf
 from verifiers.storage.identity import fingerprint

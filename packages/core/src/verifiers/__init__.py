@@ -30,14 +30,14 @@ _MODULES: dict[str, str] = {
     "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
-    "rollouts.decorators": "stop setup cleanup teardown reward metric advantage",
+    "rollouts.author_code": "stop setup cleanup teardown reward metric advantage",
     "types": (
         "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool "
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
     "rollouts.state": "State Timing TrajectoryStep TrajectoryStepTokens",
-    "results.rows": "RolloutInput RolloutOutput ErrorInfo",
+    "results.outputs": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "

@@ -104,8 +104,8 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.rows import ErrorInfo, RolloutInput, RolloutOutput
-from verifiers.rollouts.decorators import advantage, cleanup, metric, reward, setup, stop, teardown
+from verifiers.results.outputs import ErrorInfo, RolloutInput, RolloutOutput
+from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
 from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
 from verifiers.rubrics.scores import RolloutScore, RolloutScores

@@ -36,6 +36,9 @@ TOKENIZER = {"processing_class": "tokenizer"}
 METRICS = {"correct_answer_reward_func": "correct_answer"}
 """Metric names of older files, renamed on reading."""
 
+ENVIRONMENT_CLASSES = {"verifiers.environments.multi_turn.MultiTurnEnv": "verifiers.environments.base.MultiTurnEnv"}
+"""``env_class`` in the configuration of an older run -> the same class where it is now."""
+
 SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
 """Hooks of sandbox environments that a subclass may define under an older name."""
 
@@ -165,7 +168,7 @@ MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
     "envs.environment": "verifiers.environments.base",
     "envs.singleturn_env": "verifiers.environments.single_turn",
-    "envs.multiturn_env": "verifiers.environments.multi_turn",
+    "envs.multiturn_env": "verifiers.environments.base",
     "envs.tool_env": "verifiers.environments.tool",
     "envs.stateful_tool_env": "verifiers.environments.stateful_tool",
     "envs.env_group": "verifiers.environments.group verifiers.environments.group_rubric",
@@ -199,7 +202,7 @@ MODULES: dict[str, str] = {
     "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.sync_async",
+    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.loops",
     "utils.client_utils": "verifiers.legacy.clients",
     "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",
@@ -212,7 +215,7 @@ MODULES: dict[str, str] = {
     "utils.metric_utils": "verifiers.legacy.metrics verifiers.results.statistics",
     "utils.path_utils": "verifiers.legacy.paths",
     "utils.response_utils": "",
-    "utils.save_utils": "verifiers.legacy.saving verifiers.results.rows",
+    "utils.save_utils": "verifiers.legacy.saving verifiers.results.outputs",
     "utils.thread_utils": "verifiers.legacy.threads",
     "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "verifiers.legacy.usage",
@@ -338,6 +341,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Parameters of `process_env_results`", TOKENIZER),
     ("Times of a rollout, in seconds", TIMES),
     ("Metrics of older files", METRICS),
+    ("Classes of environments in saved configurations", ENVIRONMENT_CLASSES),
     ("Keys of an endpoint registry", ENDPOINT_KEYS),
     ("Forms that work as they are", UNCHANGED),
     ("Modules", {f"verifiers.{module}": homes for module, homes in MODULES.items()}),

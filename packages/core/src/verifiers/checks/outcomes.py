@@ -14,12 +14,12 @@ from verifiers.data.examples import Example
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
-from verifiers.results.rows import json_ready, state_to_output
+from verifiers.results.outputs import json_ready, state_to_output
 from verifiers.rollouts.author_code import extra_arguments
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.loops import maybe_await
 from verifiers.types import StopReason
 
 HOOK = "hook-raises-or-returns-a-wrong-type"

@@ -22,7 +22,7 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
-from verifiers.rollouts.decorators import decorated
+from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import Job, Progress, RunContext, generate_and_score, score_together
 

@@ -15,10 +15,9 @@ from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
-from verifiers.results.rows import error_chain
+from verifiers.results.outputs import error_chain
 from verifiers.rollouts.state import State
-from verifiers.rubrics.functions import PLURAL, SINGULAR, RewardFunction, unsupplied
-from verifiers.rubrics.scoring import overrides
+from verifiers.rubrics.rubric import PLURAL, SINGULAR, RewardFunction, overrides, unsupplied
 from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12

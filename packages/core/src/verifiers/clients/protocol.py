@@ -345,16 +345,6 @@ def check_client_type(client_type: str, is_chosen: bool = True) -> None:
     raise ConfigError(f"there is no client_type {client_type!r}{known}")
 
 
-def model_name(model: object) -> str | None:
-    """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays None."""
-    if model is None or isinstance(model, str):
-        return model
-    name = getattr(model, "name_or_path", None)
-    if isinstance(name, str) and name:
-        return name
-    raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")
-
-
 PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 
 

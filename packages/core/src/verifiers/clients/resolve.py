@@ -29,7 +29,6 @@ from verifiers.clients.protocol import (
     ClientLike,
     EndpointConfig,
     ModelLike,
-    model_name,
 )
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
@@ -124,21 +123,31 @@ def client_and_model(
         resolved, default_model = current
         return resolved, _name_for(resolved, default_model if model is None else model)
     if model is not None and not isinstance(model, str) and (live := _from_live_model(model)) is not None:
-        return live, model_name(model) or ""
+        return live, _name_of(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
         return _from_environment(model, keep_raw)
     if model is None and _local_is_installed():
         local = as_client("local")
         return local, _name_for(local, None)
-    purpose = f" for the model {model_name(model)!r}" if model is not None else ""
+    purpose = f" for the model {_name_of(model)!r}" if model is not None else ""
     raise ConfigError(f"there is no client{purpose}: {WAYS}")
 
 
+def _name_of(model: object) -> str | None:
+    """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays None."""
+    if model is None or isinstance(model, str):
+        return model
+    name = getattr(model, "name_or_path", None)
+    if isinstance(name, str) and name:
+        return name
+    raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")
+
+
 def _name_for(client: object, model: object) -> str:
-    name = model_name(model)
+    name = _name_of(model)
     client_model = getattr(client, "model", None)
     if name is None or (_is_local(name) and getattr(client, "is_local", False)):
-        name = model_name(client_model) if client_model is not None else None
+        name = _name_of(client_model) if client_model is not None else None
     if not name:
         raise ConfigError("name the model that the client should serve: model='…'")
     return name
@@ -251,7 +260,7 @@ def _from_environment(model: object, keep_raw: bool) -> tuple[Client, str]:
     base_url = os.environ.get("OPENAI_BASE_URL")
     if model is None and base_url:
         raise ConfigError(f"OPENAI_BASE_URL is {base_url}: name the model it should serve, model='…'")
-    name = model_name(model) or DEFAULT_OPENAI_MODEL
+    name = _name_of(model) or DEFAULT_OPENAI_MODEL
     return _environment_client(base_url or OPENAI_BASE_URL, keep_raw), name
 
 

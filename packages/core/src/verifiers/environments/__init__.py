@@ -6,10 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verifiers.environments.base import Environment
+    from verifiers.environments.base import Environment, MultiTurnEnv
     from verifiers.environments.group import EnvGroup
     from verifiers.environments.harbor.env import HarborEnv
-    from verifiers.environments.multi_turn import MultiTurnEnv
     from verifiers.environments.python import PythonEnv
     from verifiers.environments.sandbox import SandboxEnv
     from verifiers.environments.single_turn import SingleTurnEnv
@@ -32,7 +31,7 @@ _LAZY = {
     "EnvGroup": "group",
     "Environment": "base",
     "HarborEnv": "harbor.env",
-    "MultiTurnEnv": "multi_turn",
+    "MultiTurnEnv": "base",
     "PythonEnv": "python",
     "SandboxEnv": "sandbox",
     "SingleTurnEnv": "single_turn",

@@ -12,8 +12,7 @@ from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.functions import RewardFunction
-from verifiers.rubrics.scoring import Plan
+from verifiers.rubrics.rubric import Plan, RewardFunction
 from verifiers.storage.identity import Free
 
 

@@ -29,10 +29,10 @@ from verifiers.environments.code_blocks import (
 from verifiers.environments.sandbox import SandboxEnv, SandboxOptions, sandbox_ready_wait_time
 from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
+from verifiers.runtime.loops import NO
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NO
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"

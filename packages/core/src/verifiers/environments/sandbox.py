@@ -29,11 +29,10 @@ from verifiers.errors import (
     UsageError,
     VerifiersError,
 )
-from verifiers.rollouts.decorators import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
-from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.loops import NOTHING, PerLoop, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
 from verifiers.types import Messages, ToolCall

@@ -22,16 +22,14 @@ from verifiers import compat
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
-from verifiers.rollouts.author_code import fault, passes
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import fault, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
+from verifiers.runtime.loops import answer, call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import answer, maybe_await
-from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
 LATE = -1000

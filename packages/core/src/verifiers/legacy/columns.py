@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import COLUMNS, FACTS, GenerateMetadata
-from verifiers.results.rows import FIELDS, RolloutOutput
+from verifiers.results.outputs import COLUMNS, FACTS, FIELDS, GenerateMetadata, RolloutOutput
 from verifiers.rollouts.state import State
 
 

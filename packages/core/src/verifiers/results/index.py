@@ -26,7 +26,7 @@ import msgspec
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
 from verifiers.results.columns import HashColumn, KeyColumn, NameColumn
-from verifiers.results.rows import ErrorInfo, RolloutOutput, row_from_disk
+from verifiers.results.outputs import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
 

@@ -11,7 +11,6 @@ from html import escape
 from typing import Any
 
 from verifiers.data.messages import render_text
-from verifiers.results.rows import RolloutOutput
 from verifiers.results.texts import cause_text
 
 NUM_BINS = 10
@@ -20,7 +19,7 @@ MAX_TEXT = 4000
 _BAR_WIDTH, _HEIGHT = 24, 64
 
 
-def results_html(facts: Mapping[str, Any], outputs: Sequence[RolloutOutput]) -> str:
+def results_html(facts: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> str:
     """The table, the histogram and two transcripts of results, as one ``<div>``; ``facts`` are their ``summary()``."""
     rewards = [(output["reward"], index) for index, output in enumerate(outputs) if not math.isnan(output["reward"])]
     parts = [_table(facts, len(outputs)), _histogram([reward for reward, _ in rewards])]

@@ -1,36 +1,54 @@
-"""``GenerateOutputs``: the rollouts of a run, by column, in present and older spellings.
+"""The results of a run: ``GenerateOutputs``, the saved rollouts in it, statistics of them all, and export to files.
 
 ``results["rewards"]``, ``results["reward"]`` and ``results.reward`` are one list; ``prompts, completions, rewards =
 results`` works; ``results.outputs`` are the rollouts themselves, in the order of their examples, siblings together.
 
+A saved rollout (``RolloutOutput``) is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory
+and null on disk; ``error`` is an ``ErrorInfo`` without secrets; metrics are stored under ``metrics`` and at the top
+level, unless a field has that name.
+
 ``GenerateMetadata`` describes the whole run: statistics of the rollouts and facts from the runner. Means skip unknown
 values. A rollout *error* is a failure of the rollout itself; a rollout without an error whose reward is unknown is
 *unscored*.
+
+In a dataset or a Parquet file, a column whose values do not fit one Arrow type is written as JSON text, never dropped.
+``storage.journal`` writes the file of a run; ``loading`` reads results.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import math
+import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS
-from verifiers.errors import ConfigError, ScoringError, UsageError
+from verifiers.data.messages import normalize_messages
+from verifiers.errors import ConfigError, JournalError, ScoringError, UsageError, where_of
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
-from verifiers.results.export import average_rewards, content_hash, rows_to_dataset, save
 from verifiers.results.notebook import results_html
-from verifiers.results.rows import ErrorInfo, RolloutOutput, example_key, json_ready, output_to_state
 from verifiers.results.statistics import clustered_stderr, known, mean, pass_rates, percentile
-from verifiers.rollouts.state import State
+from verifiers.results.trajectory_rows import pack, public_steps, unpack
+from verifiers.rollouts.state import State, Timing
 from verifiers.rubrics.advantages import centered_advantages
-from verifiers.rubrics.scoring import SUCCESS
+from verifiers.rubrics.rubric import SUCCESS
+from verifiers.runtime.json import canonical_json, decode_row, encode_row
+from verifiers.runtime.loops import Finished
+from verifiers.runtime.redaction import redacted_column, redacted_text
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.sync_async import Finished
+from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
+from verifiers.storage.files import atomic_write
+from verifiers.storage.identity import rollout_key
+from verifiers.storage.journal import Journal
 from verifiers.types import AttributeDict
 
 COLUMNS = {
@@ -51,9 +69,24 @@ COLUMNS = {
     "token_usages": "token_usage",
 }
 """Column name -> field of a rollout; both names read the column."""
+_BY_FIELD = {field: column for column, field in COLUMNS.items()}
+
+FIELDS = (
+    "example_id prompt completion answer task info reward advantage metrics error is_completed is_truncated "
+    "stop_condition timing token_usage tool_defs"
+).split()
+DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
+DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
+RENAMED_METRICS = compat.METRICS
+"""Metric names of older versions, on reading."""
+
+NAN = math.nan
 MAX_CAUSE_CHARS = 120
 """Longest message of an error in the numbers of a run."""
-_BY_FIELD = {field: column for column, field in COLUMNS.items()}
+MAX_MESSAGE_CHARS = 4_000
+MAX_TRACEBACK_CHARS = 16_000
+BATCH_SIZE = 2_000
+"""Rollouts that are in memory while a Parquet file is written."""
 
 
 class GenerateOutputs(Finished):
@@ -305,7 +338,7 @@ class GenerateOutputs(Finished):
         return polars.from_arrow(self.to_arrow())
 
     def save(self, path: str | Path) -> None:
-        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
+        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file. *Raises* ConfigError for a used directory."""
         save(self.rollouts, self.metadata, path)
 
     def known_states(self) -> list[State] | None:
@@ -400,60 +433,273 @@ def set_advantage(output: RolloutOutput, advantage: float | None) -> None:
             step["advantage"] = advantage
 
 
-DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
+# --- saved rollouts --------------------------------------------------------------------------------------------------
 
 
-def make_dataset(
-    results: GenerateOutputs,
-    rollouts_per_example: int | None = None,
-    push_to_hub: bool = False,
-    hub_name: str | None = None,
-    state_columns: Sequence[str] | None = None,
-    **older: object,
-) -> Any:
-    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and ``state_columns``.
+class RolloutInput(TypedDict, total=False):
+    """A dataset row as the input of a rollout; further columns are allowed.
 
-    ``state_columns`` are those of the run unless given; one that no rollout has is read from its state.
+    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
+    """
 
-    Args:
-        results: The results.
-        rollouts_per_example: Take this many consecutive rollouts as those of one example, for
-            ``average_reward``; None = those of one example id.
-        push_to_hub: Publish the dataset as ``hub_name``.
-        hub_name: "owner/name" of the published dataset.
-        state_columns: Saved state keys that become columns.
-        older: Names of these parameters in older versions.
+    prompt: Any
+    answer: Any
+    task: str
+    info: dict[str, Any]
+    example_id: int
 
-    ``average_reward`` is the mean known reward of the example's rollouts. Unknown rewards are null. *Raises*
-    ConfigError for publishing without a name, and for an unknown column.
+
+class RolloutOutput(AttributeDict):
+    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state columns.
 
     >>> from verifiers.testing import ScriptedClient
-    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
-    >>> results = env.evaluate(ScriptedClient("2"), "m")
-    >>> vf.make_dataset(results)["average_reward"][:]
-    [0.0]
+    >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
+    >>> row["completion"], row.stop_condition, row.error
+    ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
     """
-    publication = {"push_to_hub": True} if push_to_hub else {}
-    named = compat.rename(older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
-    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
-    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
-    if push_to_hub and not hub_name:
-        raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
-    metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])
-    further = results.metadata["state_columns"] if state_columns is None else state_columns
-    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS)]
-    averages = average_rewards(results.outputs, rollouts_per_example)
-    states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
-    rows = []
-    for output, average, state in zip(results.outputs, averages, states, strict=True):
-        values = dict.fromkeys(metrics) | output | {"average_reward": average}
-        if missing := [name for name in columns if name not in values and name not in state]:
-            raise ConfigError(f"the results have no column {missing[0]!r}; run with state_columns={missing!r}")
-        rows.append({name: values[name] if name in values else state[name] for name in columns})
-    dataset = rows_to_dataset(rows)
-    if push_to_hub:
-        dataset.push_to_hub(hub_name)
-    return dataset
+
+    if TYPE_CHECKING:
+        example_id: Any
+        prompt: Any
+        completion: Any
+        answer: Any
+        task: str
+        info: dict[str, Any]
+        reward: float
+        advantage: float | None
+        metrics: dict[str, float]
+        error: ErrorInfo | None
+        is_completed: bool
+        is_truncated: bool
+        stop_condition: str | None
+        timing: dict[str, float]
+        token_usage: dict[str, int] | None
+        tool_defs: list[Any] | None
+
+
+def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
+    """Convert a finished state. A state column ``trajectory`` contains the steps without provider objects."""
+    reward, error = state["reward"], state["error"]
+    output = RolloutOutput(
+        example_id=state["example_id"],
+        prompt=state["prompt"],
+        completion=state["completion"],
+        answer=state["answer"],
+        task=state["task"],
+        info=state["info"],
+        reward=NAN if reward is None else reward,
+        advantage=state["advantage"],
+        metrics=dict(state["metrics"]),
+        error=None if error is None else ErrorInfo.of(error),
+        is_completed=state["is_completed"],
+        is_truncated=state["is_truncated"],
+        stop_condition=state["stop_condition"],
+        timing=_timing(state["timing"]),
+        token_usage=dict(state["usage"]),
+        tool_defs=state["tool_defs"],
+    )
+    for name in (*(state_columns or ()), *state.saved_columns):
+        if name not in output:
+            output[name] = _column(name, state.get(name))
+    return _with_flat_metrics(output)
+
+
+def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1) -> dict[str, Any]:
+    """The rollout in the journal's format: with its key, and each message and token id of the trajectory once."""
+    row = {**output}
+    if row.get("trajectory"):
+        row["trajectory"] = pack(row["trajectory"])
+    row["rollout_key"] = rollout_key(example_hash, sibling)
+    row.update(example_hash=example_hash, sibling=sibling, attempts=attempts)
+    return row
+
+
+def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """Read a saved rollout, also of older versions, whose metrics are only at the top level (``metric_names``).
+
+    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole group shows.
+
+    *Raises* KeyError for a row without prompt, completion and reward: of something else.
+    """
+    if row.keys().isdisjoint(("prompt", "completion", "reward")):
+        raise KeyError("prompt, completion or reward")
+    output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
+    metrics = row.get("metrics")
+    if not isinstance(metrics, Mapping):
+        metrics = {name: row[name] for name in metric_names if name in row}
+    renamed = {} if "rollout_key" in row else RENAMED_METRICS
+    output["metrics"] = {renamed.get(name, name): _number(value) for name, value in metrics.items()}
+    for old in renamed:
+        output.pop(old, None)
+    for name in metrics:
+        if name not in FIELDS:
+            output.pop(name, None)
+    output["reward"] = _number(row.get("reward"))
+    for name in ("prompt", "completion"):
+        if isinstance(output[name], list):
+            output[name] = normalize_messages(output[name])
+    if output["error"] is not None:
+        output["error"] = ErrorInfo.of(output["error"])
+    timing = output["timing"]
+    if not timing or not timing.keys().isdisjoint(compat.TIMES):
+        timing = compat.load(compat.FLAT_TIMING)(row)
+    output["timing"] = _timing(timing)
+    output["info"] = {} if output["info"] is None else output["info"]
+    if isinstance(output.get("trajectory"), list):
+        output["trajectory"] = unpack(output["trajectory"])
+    return _with_flat_metrics(output)
+
+
+def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of another shape."""
+    try:
+        return row_from_disk(row, metric_names)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError(
+            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore the file or remove "
+            "the line"
+        ) from error
+
+
+def output_to_state(output: Mapping[str, Any]) -> State:
+    """Convert a saved rollout to a state, for code that scores or tokenises it."""
+    set_names = {*FIELDS, *DISK_FIELDS, *output["metrics"]} - {"token_usage"}
+    fields = {name: value for name, value in output.items() if name in State.INPUT_FIELDS}
+    state = State(fields, trajectory=output.get("trajectory") or [], usage=dict(output.get("token_usage") or {}))
+    for name in ("completion", "reward", "advantage", "metrics", "is_completed", "is_truncated", "stop_condition"):
+        state[name] = output.get(name)
+    state["error"] = output.get("error")
+    state.update((name, value) for name, value in output.items() if name not in set_names and name != "token_usage")
+    return state
+
+
+def example_key(output: Mapping[str, Any]) -> Any:
+    """The key that siblings share: the hash of their example if stored, else its id."""
+    return output.get("example_hash") or output["example_id"]
+
+
+def json_ready(value: object) -> Any:
+    """A copy in plain JSON types; NaN becomes None, and unsupported values the journal's marker."""
+    return decode_row(encode_row({"value": value}))["value"]
+
+
+def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
+    for name, value in output["metrics"].items():
+        output.setdefault(name, value)
+    return output
+
+
+def _column(name: str, value: Any) -> Any:
+    if name == "trajectory":
+        return public_steps(value or [])
+    return redacted_column(json_ready(value))
+
+
+def _timing(times: Mapping[str, float]) -> Timing:
+    """These times alone, without a zero for each that is not among them."""
+    timing = Timing.__new__(Timing)
+    timing.update(times)
+    return timing
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else NAN
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class ErrorInfo(AttributeDict):
+    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``.
+
+    >>> vf.ErrorInfo.of(vf.ToolCallError("there is no tool 'ad'")).message
+    "there is no tool 'ad'"
+    """
+
+    if TYPE_CHECKING:
+        error: str
+        message: str
+        error_chain_repr: str
+        error_chain_str: str
+        where: str | None
+        retryable: bool
+        attempts: Any
+        traceback: str | None
+
+    @classmethod
+    def of(cls, error: object) -> ErrorInfo:
+        """From an exception, its mapping as read from disk, or the text that older versions wrote."""
+        if isinstance(error, Mapping):
+            return cls(error)
+        if (recorded := getattr(error, "recorded", None)) is not None:  # it was raised in another process
+            return cls(recorded)
+        if not isinstance(error, BaseException):
+            return cls(_blank_error() | {"error": str(error).split("(", 1)[0], "message": redacted_text(str(error))})
+        chain = error_chain(error)
+        attempts = getattr(error, "attempts", None)
+        return cls(
+            error=type(error).__name__,
+            message=_cut(redacted_text(str(error)), MAX_MESSAGE_CHARS),
+            error_chain_repr=_cut(redacted_text(" -> ".join(map(repr, chain))), MAX_MESSAGE_CHARS),
+            error_chain_str=" -> ".join(type(link).__name__ for link in chain),
+            where=_where(error),
+            retryable=bool(getattr(error, "retryable", False)),
+            attempts=attempts if isinstance(attempts, int) else len(attempts or ()),
+            traceback=_cut(redacted_text("".join(traceback.format_exception(error))), MAX_TRACEBACK_CHARS),
+        )
+
+    @property
+    def is_scoring_error(self) -> bool:
+        """Whether only a reward function failed, not the rollout itself."""
+        return self.get("error") == ScoringError.__name__
+
+    @property
+    def author_line(self) -> str | None:
+        """``"sums.py:12"``: the deepest line of the first exception's traceback in the author's code; None without one.
+
+        Frames of this product, of Python's library and of installed packages do not count.
+        """
+        innermost = (self.get("traceback") or "").split("\nDuring handling of ")[0].split("\nThe above exception ")[0]
+        frames = [frame for frame in _FRAME.findall(innermost) if not _IS_LIBRARY.search(frame[0])]
+        return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None
+
+    @property
+    def cause(self) -> str:
+        """Class name of the innermost exception."""
+        chain = self.get("error_chain_str") or self.get("error") or "unknown"
+        return chain.rsplit(" -> ", 1)[-1]
+
+
+def error_chain(error: BaseException) -> list[BaseException]:
+    """The exception and its chain of causes, outermost first."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain
+
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_IS_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3\.\d+|src/verifiers|src/verifiers_trainer)/|<")
+"""Paths of frames that are not the author's code, on whatever machine wrote them."""
+
+
+def _where(error: BaseException) -> str | None:
+    if where := where_of(error):
+        return where
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
+
+
+def _blank_error() -> dict[str, Any]:
+    names = ("error_chain_repr", "error_chain_str", "where", "traceback")
+    return dict.fromkeys(names) | {"retryable": False, "attempts": 0}
+
+
+def _cut(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
 
 
 # --- statistics of a whole run ---------------------------------------------------------------------------------------
@@ -507,7 +753,7 @@ class Measurements:
 
     rewards: Sequence[float]
     examples: Sequence[Any]
-    """What siblings share: see ``rows.example_key``."""
+    """What siblings share: see ``example_key``."""
     metrics: Mapping[str, Sequence[float]]
     errors: Sequence[str | None]
     """Class of the error, of the rollout or of its scoring."""
@@ -755,3 +1001,192 @@ def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> floa
         return None
     totals = (math.fsum(known(counts)) for counts in (inputs, sampled))
     return sum(total * prices[name] for total, name in zip(totals, PRICE_FIELDS, strict=True)) / 1e6
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+def make_dataset(
+    results: GenerateOutputs,
+    rollouts_per_example: int | None = None,
+    push_to_hub: bool = False,
+    hub_name: str | None = None,
+    state_columns: Sequence[str] | None = None,
+    **older: object,
+) -> Any:
+    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS``, each metric, and ``state_columns``.
+
+    ``state_columns`` are those of the run unless given; one that no rollout has is read from its state.
+
+    Args:
+        results: The results.
+        rollouts_per_example: Take this many consecutive rollouts as those of one example, for
+            ``average_reward``; None = those of one example id.
+        push_to_hub: Publish the dataset as ``hub_name``.
+        hub_name: "owner/name" of the published dataset.
+        state_columns: Saved state keys that become columns.
+        older: Names of these parameters in older versions.
+
+    ``average_reward`` is the mean known reward of the example's rollouts. Unknown rewards are null. *Raises*
+    ConfigError for publishing without a name, and for an unknown column.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
+    >>> results = env.evaluate(ScriptedClient("2"), "m")
+    >>> vf.make_dataset(results)["average_reward"][:]
+    [0.0]
+    """
+    publication = {"push_to_hub": True} if push_to_hub else {}
+    named = compat.rename(older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
+    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
+    if push_to_hub and not hub_name:
+        raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
+    metrics = dict.fromkeys(name for output in results.outputs for name in output["metrics"])
+    further = results.metadata["state_columns"] if state_columns is None else state_columns
+    columns = [*DATASET_COLUMNS, *(name for name in (*metrics, *further) if name not in DATASET_COLUMNS)]
+    averages = average_rewards(results.outputs, rollouts_per_example)
+    states: Sequence[Mapping[str, Any]] = results.known_states() or [{} for _ in averages]
+    rows = []
+    for output, average, state in zip(results.outputs, averages, states, strict=True):
+        values = dict.fromkeys(metrics) | output | {"average_reward": average}
+        if missing := [name for name in columns if name not in values and name not in state]:
+            raise ConfigError(f"the results have no column {missing[0]!r}; run with state_columns={missing!r}")
+        rows.append({name: values[name] if name in values else state[name] for name in columns})
+    dataset = rows_to_dataset(rows)
+    if push_to_hub:
+        dataset.push_to_hub(hub_name)
+    return dataset
+
+
+def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are null."""
+    from datasets import Dataset
+
+    plain = [json_ready(row) for row in rows]
+    names = dict.fromkeys(name for row in plain for name in row)
+    return Dataset.from_dict({name: _arrow_column([row.get(name) for row in plain]) for name in names})
+
+
+def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
+    """Mean known reward of each rollout's group: one example, or ``siblings`` consecutive rollouts."""
+    keys = [index // siblings if siblings else example_key(output) for index, output in enumerate(outputs)]
+    groups: dict[Any, list[float]] = {}
+    for key, output in zip(keys, outputs, strict=True):
+        groups.setdefault(key, []).append(output["reward"])
+    averages = {key: mean(rewards) for key, rewards in groups.items()}
+    return [averages[key] if not math.isnan(averages[key]) else math.nan for key in keys]
+
+
+def save(rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path) -> None:
+    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
+
+    ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises* ConfigError when the
+    directory already holds results.
+    """
+    target = Path(path)
+    if target.suffix == ".parquet":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_parquet(rollouts, target)
+        return
+    rows = _disk_rows(rollouts())
+    if target.suffix == ".jsonl":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
+        return
+    if (target / RESULTS_NAME).exists():
+        raise ConfigError(f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target))
+    target.mkdir(parents=True, exist_ok=True)
+    with Journal.open(target / RESULTS_NAME) as journal:
+        journal.append_sync(rows)
+    content = json.dumps(json_ready({**metadata, "path_to_save": str(target)}), indent=2)
+    atomic_write(target / METADATA_NAME, content.encode() + b"\n")
+
+
+def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
+    counts: dict[str, int] = {}
+    rows = []
+    for output in outputs:
+        example_hash = output.get("example_hash") or content_hash(output)
+        sibling = output.get("sibling", counts.get(example_hash, 0))
+        counts[example_hash] = sibling + 1
+        rows.append(row_for_disk(output, example_hash, sibling, output.get("attempts") or 1))
+    return rows
+
+
+def content_hash(output: Mapping[str, Any]) -> str:
+    """A substitute for the hash of the dataset row, from the columns that the output has."""
+    columns = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
+    return hashlib.sha256(canonical_json(columns)).hexdigest()
+
+
+def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice: for the types of the columns, to write them.
+
+    The file appears whole, or not at all.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types: dict[str, Any] = {}
+    for columns in _batches(rollouts()):
+        for name, values in columns.items():
+            types[name] = _common_type(types.get(name, pa.null()), values)
+    schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+    hidden = target.with_name(f".{target.name}.tmp")
+    try:
+        with parquet.ParquetWriter(str(hidden), schema) as writer:
+            for columns in _batches(rollouts()):
+                size = len(next(iter(columns.values())))
+                arrays = []
+                for name, kind in types.items():
+                    values = columns.get(name) or [None] * size
+                    arrays.append(pa.array(_texts(values) if kind is None else values, schema.field(name).type))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such column."""
+    while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
+        names = dict.fromkeys(name for row in batch for name in row)
+        yield {name: [row.get(name) for row in batch] for name in names}
+
+
+def _common_type(known: Any, values: list[Any]) -> Any:
+    """The Arrow type of the values and of those before them, of type ``known``; None when no single one fits."""
+    import pyarrow as pa
+
+    if known is None:
+        return None
+    try:
+        found = pa.array(values).type
+        fields = [pa.field("", kind) for kind in (known, found)]
+        common = pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive").field(0).type
+    except (pa.ArrowException, OverflowError):  # mixed types
+        return None
+    return None if _has_empty_struct(common) else common
+
+
+def _arrow_column(values: list[Any]) -> list[Any]:
+    """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
+    import pyarrow as pa
+
+    try:
+        if not _has_empty_struct(pa.array(values).type):
+            return values
+    except (pa.ArrowException, OverflowError):  # mixed types become JSON texts
+        pass
+    return _texts(values)
+
+
+def _texts(values: list[Any]) -> list[Any]:
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+def _has_empty_struct(arrow_type: Any) -> bool:
+    if str(arrow_type).startswith("struct") and not arrow_type.num_fields:
+        return True
+    return any(_has_empty_struct(arrow_type.field(i).type) for i in range(arrow_type.num_fields))

@@ -17,8 +17,16 @@ import numpy as np
 from verifiers.results.columns import HashColumn, select
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
-from verifiers.results.outputs import COLUMNS, GenerateMetadata, GenerateOutputs, Measurements, set_advantage
-from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput
+from verifiers.results.outputs import (
+    COLUMNS,
+    DISK_FIELDS,
+    FIELDS,
+    GenerateMetadata,
+    GenerateOutputs,
+    Measurements,
+    RolloutOutput,
+    set_advantage,
+)
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}

@@ -1,8 +1,14 @@
-"""Call author code: its exceptions become the rollout's ``EnvironmentFault``; its time and name are recorded.
+"""Author code: decorators that mark methods, and calls whose exceptions become the rollout's ``EnvironmentFault``.
 
-Guarantee: only errors of the library's own tree, ``KeyboardInterrupt`` and a requested cancellation leave a ``Hook``
-block unchanged. ``SystemExit``, ``RecursionError``, ``MemoryError``, a ``TimeoutError`` of the author's code and a
-``CancelledError`` that leaks out of a task of the author fail the rollout like any other exception.
+``@stop @setup @cleanup @teardown`` mark methods of environments, ``@reward @metric @advantage`` those of rubrics. A
+decorator only sets an attribute on the method; environments and rubrics collect marked methods with ``decorated``.
+Every decorator works bare (``@stop``) and called (``@stop(priority=10)``). Marks are inherited with the method; an
+override without the decorator removes the method from the hooks.
+
+A ``Hook`` block records the time and the name of what it calls. Guarantee: only errors of the library's own tree,
+``KeyboardInterrupt`` and a requested cancellation leave it unchanged. ``SystemExit``, ``RecursionError``,
+``MemoryError``, a ``TimeoutError`` of the author's code and a ``CancelledError`` that leaks out of a task of the author
+fail the rollout like any other exception.
 
 ``loop`` decides which hook runs when, and uses its result.
 """
@@ -14,16 +20,233 @@ import functools
 import inspect
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from verifiers.errors import EnvironmentFault, RolloutError, RunError, UsageError
-from verifiers.rollouts.state import State
-from verifiers.runtime.sync_async import maybe_await
+from verifiers.errors import ConfigError, EnvironmentFault, RolloutError, RunError, UsageError
+from verifiers.runtime.loops import maybe_await
+from verifiers.types import AttributeDict
+
+if TYPE_CHECKING:
+    from verifiers.rollouts.state import State  # imports numpy, which a decorator does not need
+
+F = TypeVar("F", bound=Callable[..., Any])
+STAGES = ("rollout", "group")
 
 NEVER_FAULTS = (KeyboardInterrupt, GeneratorExit)
 """Exceptions that stop the process or its event loop; never recorded as a failure of a rollout."""
 EXTRA_PARAMETERS = ("task", "env")
 """Parameters that a marked method may declare beside ``state``."""
+
+
+# --- marks on methods
+
+
+@overload
+def stop(function: F) -> F: ...
+@overload
+def stop(*, priority: int = 0) -> Callable[[F], F]: ...
+def stop(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, state) -> bool``: a stop condition of a rollout, named after the method.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
+    >>> class Quiz(vf.MultiTurnEnv):
+    ...     @vf.stop(priority=5)
+    ...     def enough(self, state):
+    ...         return len(state["trajectory"]) >= 2
+    ...     def env_response(self, messages, state):
+    ...         return "Next question."
+    """
+    return _mark("stop", function, Options(priority))
+
+
+@overload
+def setup(function: F) -> F: ...
+@overload
+def setup(*, priority: int = 0) -> Callable[[F], F]: ...
+def setup(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, state)``: runs before the first turn of every rollout.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.setup
+    ...     async def open_book(self, state):
+    ...         state["page"] = 1
+    """
+    return _mark("setup", function, Options(priority))
+
+
+@overload
+def cleanup(function: F) -> F: ...
+@overload
+def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: ...
+def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
+    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the end.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" runs it for each rollout, "group" once for all rollouts of an example.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.cleanup
+    ...     async def close_book(self, state):
+    ...         state.pop("book", None)
+    """
+    return _mark("cleanup", function, Options(priority, stage))
+
+
+@overload
+def teardown(function: F) -> F: ...
+@overload
+def teardown(*, priority: int = 0) -> Callable[[F], F]: ...
+def teardown(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self)``: runs once when the environment closes.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.teardown
+    ...     async def leave(self):
+    ...         print("bye")
+    >>> Quiz(dataset=[{"question": "?"}]).close()
+    bye
+    """
+    return _mark("teardown", function, Options(priority))
+
+
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward(*, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
+def reward(function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Any:
+    """A reward function of a ``Rubric`` subclass.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        weight: Weight of the function in the reward.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
+            a group).
+
+    >>> class Polite(vf.Rubric):
+    ...     @vf.reward(weight=0.5)
+    ...     def says_please(self, completion):
+    ...         return float("please" in completion[-1].content)
+    >>> Polite().get_reward_weights()
+    [0.5]
+    """
+    return _mark("reward", function, Options(priority, stage, weight))
+
+
+@overload
+def metric(function: F) -> F: ...
+@overload
+def metric(*, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
+def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
+    """A function of a ``Rubric`` subclass that is recorded without weight in the reward.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+        stage: "rollout" or "group": what the function scores; None = as its parameters say (plural names score
+            a group).
+
+    >>> class Measured(vf.Rubric):
+    ...     @vf.metric
+    ...     def num_chars(self, completion):
+    ...         return len(completion[-1].content)
+    >>> Measured().get_reward_func_names(), Measured().get_reward_weights()
+    (['num_chars'], [0.0])
+    """
+    return _mark("metric", function, Options(priority, stage, 0.0))
+
+
+@overload
+def advantage(function: F) -> F: ...
+@overload
+def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
+def advantage(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default formula.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        priority: Higher runs first; ties run in alphabetical order.
+
+    >>> class Ranked(vf.Rubric):
+    ...     @vf.advantage
+    ...     def best_only(self, states):
+    ...         best = max(state["reward"] for state in states)
+    ...         return [float(state["reward"] == best) for state in states]
+    >>> Ranked().has_advantages
+    True
+    """
+    return _mark("advantage", function, Options(priority, "group"))
+
+
+class Options(AttributeDict):
+    """The arguments of a decorator.
+
+    ``priority``: higher runs first, ties run in alphabetical order. ``stage``: "rollout", "group", or None
+    where the parameters decide (rewards and metrics). ``weight``: of a reward.
+    """
+
+    def __init__(self, priority: int = 0, stage: str | None = None, weight: float = 1.0):
+        super().__init__(priority=priority, stage=stage, weight=weight)
+
+
+def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
+    """The methods of a class, or of an object's class, that carry the mark ``kind``: (name, function, options).
+
+    Bound when ``owner`` is an object. Sorted by priority, highest first, then by name.
+
+    >>> class Game:
+    ...     @stop(priority=5)
+    ...     def won(self, state): return state["score"] > 2
+    ...     @stop
+    ...     def lost(self, state): return False
+    >>> [name for name, function, options in decorated(Game, "stop")]
+    ['won', 'lost']
+    """
+    cls = owner if isinstance(owner, type) else type(owner)
+    return [(name, getattr(owner, name), options) for name, options in _marked(cls, kind)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
+    """(name, options) of a class's marked methods, sorted; cached per class."""
+    options_by_name: dict[str, Options | None] = {}
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if name not in options_by_name:
+                function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+                options_by_name[name] = getattr(function, f"__vf_{kind}__", None) if callable(function) else None
+    marked = [(name, options) for name, options in options_by_name.items() if options is not None]
+    return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
+
+
+def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> Any:
+    if options.stage is not None and options.stage not in STAGES:
+        raise ConfigError(f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"')
+
+    def mark(target: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(target):
+            raise ConfigError(f"@{kind} marks a method, not {type(target).__name__}; options go by keyword")
+        setattr(target, f"__vf_{kind}__", options)
+        setattr(target, f"{kind}_priority", options.priority)  # read by older tools
+        return target
+
+    return mark if function is None else mark(function)
+
+
+# --- calls
 
 
 class Hook:

@@ -29,6 +29,7 @@ from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
 from verifiers.rollouts.author_code import (
     Hook,
     call_handler,
+    decorated,
     ends_the_run,
     extra_arguments,
     extra_parameters,
@@ -36,10 +37,8 @@ from verifiers.rollouts.author_code import (
     passes,
 )
 from verifiers.rollouts.contract import RolloutEnvironment
-from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.deadlines import Deadline
-from verifiers.runtime.sync_async import Done, maybe_await, started
+from verifiers.runtime.loops import Deadline, Done, maybe_await, started
 from verifiers.types import StopReason, Tool
 
 TURN_GUARD = 1000

@@ -24,8 +24,8 @@ import numpy as np
 
 from verifiers import compat
 from verifiers.errors import cause_of
+from verifiers.runtime.loops import Finished
 from verifiers.runtime.redaction import redacted_text
-from verifiers.runtime.sync_async import Finished
 from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, StopReason, Turn, float_array
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]

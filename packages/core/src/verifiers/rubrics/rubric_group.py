@@ -1,7 +1,7 @@
 """``RubricGroup``: several rubrics scored in one pass, each with a group weight.
 
 The reward is the sum over children of group weight times the child's reward; functions keep the parser and objects of
-their own rubric. ``scoring`` runs the functions.
+their own rubric. ``rubric`` runs the functions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
-from verifiers.rubrics import scoring
-from verifiers.rubrics.functions import RewardFunction, finite_weight
-from verifiers.rubrics.rubric import Rubric, ScoringOptions
+from verifiers.rubrics.rubric import Plan, RewardFunction, Rubric, ScoringOptions, finite_weight
 from verifiers.runtime.signatures import spell_out
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ class RubricGroup(Rubric):
                 raise ConfigError(f"RubricGroup takes rubrics, not {type(rubric).__name__}")
         self.rubrics = list(rubrics)
         self.names = _checked_names(names, len(self.rubrics))
-        self._child_plans: list[scoring.Plan] = []
+        self._child_plans: list[Plan] = []
         super().__init__(**kwargs)
         self._group_weights = [1.0] * len(self.rubrics)
         self.set_group_weights([1.0] * len(self.rubrics) if weights is None else weights)
@@ -163,7 +161,7 @@ class RubricGroup(Rubric):
         self._group_weights = [finite_weight(weight, name) for weight, name in zip(new, self.names, strict=True)]
         self.changed()
 
-    def plan(self) -> scoring.Plan:
+    def plan(self) -> Plan:
         """The children's plans combined; compiled again when a child's plan or a weight has changed."""
         children = [child.plan() for child in self.rubrics]
         is_renamed = self._planned_success is not self.success
@@ -197,14 +195,14 @@ class RubricGroup(Rubric):
             renamed.append(functions)
         return renamed
 
-    def _compiled(self, plans: Sequence[scoring.Plan]) -> scoring.Plan:
+    def _compiled(self, plans: Sequence[Plan]) -> Plan:
         by_child = self._by_child()
         weights: dict[str, float] = {}
         for child, plan, functions, factor in zip(self.rubrics, plans, by_child, self._group_weights, strict=True):
             for original, function in zip(child.functions, functions, strict=True):
                 if original.name in plan.weights and factor != 0:
                     weights[function.name] = factor * plan.weights[original.name]
-        return scoring.Plan.of(
+        return Plan.of(
             [function for functions in by_child for function in functions],
             weights,
             [rubric for plan in plans for rubric in plan.rubrics],

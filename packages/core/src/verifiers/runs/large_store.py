@@ -18,13 +18,10 @@ from verifiers.results import GenerateOutputs
 from verifiers.results.columns import NameColumn
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import keep_index, open_index
-from verifiers.results.outputs import Measurements
-from verifiers.results.rows import RolloutOutput
+from verifiers.results.outputs import Measurements, RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
-from verifiers.runs.plan import NUM_COMPARED
-from verifiers.runs.runner import Job
-from verifiers.runs.store import RunStore, no_key, other_than
+from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than
 from verifiers.storage.identity import rollout_key
 
 
@@ -116,5 +113,6 @@ class LargeRunStore(RunStore):
             rows[[job.position for job in jobs]] = found
         places = np.flatnonzero(rows >= 0)
         ids = np.repeat([example.example_id for example in self.plan.examples], self.plan.siblings)
-        fills = not self.options.independent_scoring
-        return StoredOutputs(self._index, rows[places], {}, fills_advantages=fills, example_ids=ids[places])
+        return StoredOutputs(
+            self._index, rows[places], {}, fills_advantages=self.fills_advantages, example_ids=ids[places]
+        )

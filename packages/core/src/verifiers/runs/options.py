@@ -211,6 +211,18 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
 
     *Raises* ConfigError for unknown keywords, with suggestions, and for invalid values.
     """
+    named, sampling = _named(keywords, counts) if keywords else ({}, {})
+    if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
+        named["max_concurrent"] = env.max_concurrent
+    if named.get("state_columns") is None:
+        named.pop("state_columns", None)
+    options = RunOptions(**named)
+    _check(options)
+    return options, sampling
+
+
+def _named(keywords: Mapping[str, Any], counts: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(options, sampling arguments) of the keywords of a call, by their present names."""
     named = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
     sampling = compat.rename(
         {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES}, compat.SAMPLING_ARGS, "sampling"
@@ -219,13 +231,7 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
         named.pop(name, None)
     valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
     check_keywords(named, valid_names, "evaluate/generate")
-    if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
-        named["max_concurrent"] = env.max_concurrent
-    if named.get("state_columns") is None:
-        named.pop("state_columns", None)
-    options = RunOptions(**named)
-    _check(options)
-    return options, sampling
+    return named, sampling
 
 
 def check_sampling(sampling_args: Mapping[str, Any]) -> None:
@@ -243,15 +249,13 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
 
     *Raises* ConfigError when both are given, or the value is not a positive integer.
     """
-    older = compat.rename(
-        {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}, compat.RUN_OPTIONS
-    )
-    if older and value is not None:
-        raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
-    number = older.get(name, value)
-    if number is not None and (not _is_int(number) or number < 1):
-        raise ConfigError(f"{name} is {number!r}; it must be a whole number, at least 1", key=name)
-    return number
+    if older := {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}:
+        if value is not None:
+            raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
+        value = compat.rename(older, compat.RUN_OPTIONS)[name]
+    if value is not None and (not _is_int(value) or value < 1):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least 1", key=name)
+    return value
 
 
 WORKER_BACKENDS = ("process", "ray")

@@ -17,15 +17,19 @@ from verifiers import errors
 from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
-from verifiers.results.export import content_hash
-from verifiers.results.outputs import Measurements
-from verifiers.results.rows import DISK_FIELDS, FIELDS, ErrorInfo, RolloutOutput, output_to_state
+from verifiers.results.outputs import (
+    DISK_FIELDS,
+    FIELDS,
+    ErrorInfo,
+    Measurements,
+    RolloutOutput,
+    content_hash,
+    output_to_state,
+)
 from verifiers.rollouts.state import State, Timing
 from verifiers.runs.options import RunOptions
-from verifiers.runs.plan import Plan
 from verifiers.runs.run import Run, check_before_run
-from verifiers.runs.runner import GenerateJob, Job, RunContext, RunEnvironment, score
-from verifiers.runs.store import RunStore
+from verifiers.runs.runner import GenerateJob, Job, Plan, RunContext, RunEnvironment, RunStore, score
 from verifiers.storage.directory import read_config
 from verifiers.types import ModelRequest, Response
 

@@ -38,27 +38,28 @@ from verifiers.results.comparison import Measured
 from verifiers.results.outputs import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
-from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.runner import (
+    SERVED_MODELS,
     GenerateJob,
+    Pending,
+    Plan,
     Progress,
     RunContext,
     RunEnvironment,
     Runner,
-    code_of,
+    RunStore,
     generate_and_score,
     generate_job,
     groups_are_units,
-    identity_of,
+    is_large,
+    pending,
 )
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
 from verifiers.runtime.gc import fewer_collections
+from verifiers.runtime.loops import maybe_await, num_positional, workers
 from verifiers.runtime.redaction import digested, redacted
-from verifiers.runtime.sync_async import maybe_await, num_positional
-from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
-from verifiers.storage.identity import CODE, describe, fingerprint
+from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
 
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""
@@ -357,12 +358,21 @@ class Run:
 
     def _store(self, directory: RunDirectory | None) -> RunStore:
         """Where finished rollouts go; those of a large run that is saved are not held in memory."""
-        kind = RunStore
-        if self.stopping is None and is_large(self.plan, self.options, directory):
+        options, kind = self.options, RunStore
+        if self.stopping is None and is_large(self.plan, directory, options.keep_states):
             from verifiers.runs.large_store import LargeRunStore
 
             kind = LargeRunStore
-        return kind(self.plan, self.options, self.metadata, self.env.logger, directory)
+        return kind(
+            self.plan,
+            self.metadata,
+            self.env.logger,
+            directory,
+            state_columns=options.state_columns,
+            keep_states=options.keep_states,
+            fills_advantages=not options.independent_scoring,
+            on_progress=options.on_progress,
+        )
 
     async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
         """Read the saved rollouts into ``store``; return the pending ones."""

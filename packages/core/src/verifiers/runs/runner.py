@@ -1,53 +1,88 @@
-"""Run many rollouts: a fixed number of workers takes jobs from a lazy plan, generates, scores and stores them.
+"""Run many rollouts: a plan of them, workers that generate and score them, and the store of finished ones.
+
+A ``Plan`` is examples times siblings, in order; ``pending`` compares it with saved rollouts. A ``Runner`` has a fixed
+number of workers that take jobs from it. The flow of one job: ``generate_and_score`` returns a state, failed or not.
+Without group functions the rollout is stored at once. With them the group is the unit: its last member scores it, and
+its rollouts are one write. ``RunStore`` holds finished rollouts by their index in the plan, with or without a journal;
+those of an earlier run and of this one are returned in the same format.
 
 Guarantees: a failed rollout does not affect others; a rollout is acknowledged (counted, reported, returned) only after
-its bytes are durable; memory grows with concurrency, not with the plan (apart from retained states); no model call
-starts after a cancellation.
+its bytes are durable, where there is a journal; memory grows with concurrency, not with the plan (apart from retained
+states and results; those of a large run are not held: ``large_store``); no model call starts after a cancellation.
 
-The flow of one job: ``generate_and_score`` returns a state, failed or not. Without group functions the rollout is
-stored at once. With them the group is the unit: its last member scores it, and its rollouts are one write.
-
-This module decides neither what to run (``plan``) nor where results are stored (``store``).
+``run`` decides what a run consists of; ``results`` computes statistics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from verifiers.data.examples import Example, RowFormat, Table, copy_row
-from verifiers.errors import BudgetExhausted, ModelError, RolloutTimeout, RunError, TooManyFaults
+from verifiers.errors import (
+    BudgetExhausted,
+    ConfigError,
+    JournalError,
+    ModelError,
+    RolloutTimeout,
+    RunError,
+    TooManyFaults,
+)
+from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.outputs import (
+    DISK_FIELDS,
+    Measurements,
+    RolloutOutput,
+    output_to_state,
+    row_for_disk,
+    saved_row,
+    set_advantage,
+    state_to_output,
+)
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.functions import ArgumentResolver, finite_value, scoring_error
-from verifiers.rubrics.scoring import leave_unscored, overrides
-from verifiers.runtime.redaction import digested
-from verifiers.runtime.sync_async import is_awaitable
-from verifiers.storage.identity import source_hashes
+from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, overrides, scoring_error
+from verifiers.runtime.loops import is_awaitable, maybe_await, num_positional
+from verifiers.storage.directory import RunDirectory
+from verifiers.storage.identity import EnvironmentParts, rollout_key
+from verifiers.storage.journal import Journal
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
 HEX_DIGITS = "0123456789abcdef"
 YIELD_EVERY = 8
 """Jobs after which a worker yields to the event loop, in case none of them suspended."""
+NUM_COMPARED = 2_000
+"""Examples of a plan that are compared with the saved rollouts at a time."""
+
+METADATA_EVERY_S = 10.0
+"""Seconds between writes of ``metadata.json`` during a run."""
+REPORT_EVERY_S = 1.0
+"""Seconds between updates of the metadata passed to ``on_progress``."""
+COST_SHARE = 0.02
+"""Largest share of the run time spent on computing metadata; a long run computes it less often."""
+SERVED_MODELS = "served_models"
+"""Column of a rollout, and fact of a run: names under which the server answered, where the requested one is not all."""
+LARGE_PLAN = 20_000
+"""Rollouts of a plan from which on they are not held."""
 
 
-class RunEnvironment(RolloutEnvironment, Protocol):
+class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     """What a run needs of an environment beside the loop: data, rubric and identity."""
 
-    env_id: str
-    env_args: dict[str, Any]
-    env_version: str
     sampling_args: dict[str, Any]
     rubric: Rubric
     monitor_rubric: Rubric
@@ -56,9 +91,6 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     score_rollouts: bool
     pass_threshold: float | None
     max_workers: int | None
-    system_prompt: str | None
-    max_seq_len: int | None
-    max_total_completion_tokens: int
     loaded_from: LoadedFrom | None
     """How another process loads it; None when it was constructed directly."""
     changes: dict[str, Any]
@@ -70,10 +102,6 @@ class RunEnvironment(RolloutEnvironment, Protocol):
 
     def warn_once(self, message: str) -> None:
         """Log a warning, unless it was logged for this environment before."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """Its constructor parameters as JSON; see ``storage.identity``."""
         ...
 
     @property
@@ -98,53 +126,7 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     def set_kwargs(self, **settings: Any) -> None: ...
 
 
-def identity_of(env: RunEnvironment) -> dict[str, Any]:
-    """The identity of an environment, without secrets: equal identities generate and score alike.
-
-    Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all other constructor
-    parameters.
-    """
-    rubric, described = env.rubric, env.identity()
-    base = {
-        "env_id": env.env_id,
-        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
-        "env_version": env.env_version,
-        "env_args": digested(env.env_args),
-        "message_type": env.message_type,
-        "system_prompt": env.system_prompt,
-        "reward_functions": rubric.get_reward_func_names(),
-        "reward_weights": rubric.get_reward_weights(),
-        "group_weights": rubric.get_group_weights(),
-        "max_turns": env.max_turns,
-        "max_seq_len": env.max_seq_len,
-        "max_total_completion_tokens": env.max_total_completion_tokens,
-        "timeout_seconds": env.timeout_seconds,
-    }
-    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
-    excluded = ("class", "sampling_args", "score_rollouts")  # class is env_class; a run may override the others
-    further = {name: value for name, value in described.items() if name not in base and name not in excluded}
-    return base | {"environment": further} | parts
-
-
-def code_of(env: RunEnvironment) -> dict[str, str]:
-    """Hashes of the source files of an environment: of its class, rubric, parser, functions and tools."""
-    members = getattr(env, "envs", ())  # of a group of environments
-    environments = [env, *(members if isinstance(members, list | tuple) else ())]
-    tools = [tool for one in environments for tool in getattr(one, "tools", ()) or ()]
-    rubrics = [one.rubric for one in environments]
-    functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
-    parsers = [getattr(one, "parser", None) for one in environments]
-    return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
-
-
-class Sink(Protocol):
-    """Where finished rollouts go."""
-
-    async def store(self, jobs: list[Job], states: list[State]) -> None:
-        """Return once these are durable; several are stored atomically."""
-
-    def complete(self, jobs: list[Job], states: list[State]) -> None:
-        """Receive all siblings of one example with their advantages, after they were stored."""
+# --- the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +145,131 @@ class Job:
     def in_part(self) -> bool:
         """Whether an earlier run finished some of the siblings."""
         return self.num_pending is not None and self.num_pending < self.siblings
+
+
+@dataclass(slots=True)
+class Plan:
+    """Every rollout of a run, in order: examples first, then siblings."""
+
+    examples: Sequence[Example]
+    siblings: Sequence[int]
+    """How many rollouts each example has."""
+    sibling_rows: Mapping[int, Sequence[Example]] = field(default_factory=dict)
+    """Index of an example -> one row per sibling, where the rows of one ``example_id`` differ."""
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Example]) -> Plan:
+        """Rows of equal ``example_id`` are siblings, in order of appearance; each row is run unchanged."""
+        groups: dict[int, list[Example]] = {}
+        for row in rows:
+            groups.setdefault(row.example_id, []).append(row)
+        members = list(groups.values())
+        differing = {n: group for n, group in enumerate(members) if len({row.hash for row in group}) > 1}
+        return cls([group[0] for group in members], [len(group) for group in members], differing)
+
+    @classmethod
+    def wrapped(cls, table: Table, n_samples: int) -> Plan:
+        """``n_samples`` rollouts over the rows in order, wrapping around; repeated rows are siblings."""
+        if not len(table):
+            raise ConfigError("n_samples cannot be taken from an empty dataset", key="n_samples")
+        rounds, rest = divmod(n_samples, len(table))
+        counts = [rounds + (index < rest) for index in range(min(n_samples, len(table)))]
+        return cls(table.take(len(counts)), counts)
+
+    def __len__(self) -> int:
+        return sum(self.siblings)
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns of the first row; the others are assumed to have them too."""
+        return set(self.examples[0].row)
+
+    def groups(self, flags: bytes | bytearray | None = None) -> Iterator[list[Job]]:
+        """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of a rollout.
+
+        Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
+        """
+        counts: dict[str, int] = {}
+        position = 0
+        for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
+            rows = self.sibling_rows.get(index) or [example]
+            distinct = {row.hash: numbered(row, counts) for row in rows}
+            if flags is None or 1 in flags[position : position + count]:
+                yield [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
+            position += count
+
+    def jobs(self) -> Iterator[Job]:
+        """One job at a time."""
+        for group in self.groups():
+            yield from group
+
+
+def numbered(example: Example, counts: dict[str, int]) -> Example:
+    """The example; the second and later ones of equal content with their number after the hash (``9f86….2``).
+
+    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
+    """
+    number = counts[example.hash] = counts.get(example.hash, 0) + 1
+    return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
+
+
+class Saved(Protocol):
+    """The saved rollouts of a run, each an object of their own kind."""
+
+    num_saved: int
+    """Different rollouts that are saved."""
+
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        """The newest rollout of each key, None where there is none."""
+
+    def has_error(self, rollout: Any) -> bool:
+        """Whether this rollout ended in an error."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """The pending rollouts of a plan; iterating yields their jobs, which are not held in memory."""
+
+    plan: Plan
+    flags: bytearray
+    """1 at the index of each pending rollout, 0 at that of a finished one."""
+
+    def __len__(self) -> int:
+        return self.flags.count(1)
+
+    def __iter__(self) -> Iterator[Job]:
+        for jobs in self.plan.groups(self.flags):
+            missing = [job for job in jobs if self.flags[job.position]]
+            yield from missing if len(missing) == len(jobs) else (replace(j, num_pending=len(missing)) for j in missing)
+
+
+def pending(
+    plan: Plan, saved: Saved, take: Callable[[Job, Any], None], *, whole_groups: bool, retry_errors: bool
+) -> Pending:
+    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done.
+
+    ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as a whole.
+    ``retry_errors``: a saved rollout with an error is pending again.
+    """
+    flags = bytearray(b"\1") * len(plan)
+    if not saved.num_saved:
+        return Pending(plan, flags)
+    groups = plan.groups()
+    while several := list(itertools.islice(groups, NUM_COMPARED)):
+        found = iter(saved.find([rollout_key(job.example.hash, job.sibling) for jobs in several for job in jobs]))
+        for jobs in several:
+            rollouts = [next(found) for _ in jobs]
+            usable = [None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts]
+            if whole_groups and None in usable:
+                continue
+            for job, rollout in zip(jobs, usable, strict=True):
+                if rollout is not None:
+                    flags[job.position] = 0
+                    take(job, rollout)
+    return Pending(plan, flags)
+
+
+# --- one rollout
 
 
 @dataclass(slots=True)
@@ -220,34 +327,6 @@ class RunContext:
             return None
         key = f"{self.seed}:{state.seed_key}:{len(state['trajectory'])}"
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") & 0x7FFFFFFF
-
-
-@dataclass(slots=True)
-class Progress:
-    """Progress of a run, for displays. Only durable rollouts are counted."""
-
-    total: int = 0
-    done: int = 0
-    resumed: int = 0
-    reward_sum: float = 0.0
-    rewards: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    output_tokens: int = 0
-    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
-    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
-    last_done: float = field(default_factory=time.monotonic)
-    started: float = field(default_factory=time.monotonic)
-
-    def count(self, state: State) -> None:
-        self.done += 1
-        self.last_done = time.monotonic()
-        self.output_tokens += state["usage"].get("output_tokens", 0)
-        reward = state["reward"]
-        if reward is not None and reward == reward:
-            self.reward_sum += reward
-            self.rewards += 1
-        if state["error"] is not None:
-            self.errors[type(state["error"]).__name__] += 1
 
 
 async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
@@ -329,33 +408,6 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
 
 
-async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
-    """Compute group scores and advantages of finished siblings."""
-    if not context.score:
-        return
-    try:
-        await env.rubric.score_group_stage(states, context.scoring_slot)
-    except BaseException as error:
-        if ends_the_run(error):
-            raise
-        _mark_unscored(states, error)
-
-
-def groups_are_units(rubric: Rubric) -> bool:
-    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
-    if rubric.has_group_rewards or rubric.has_advantages:
-        return True
-    return overrides(rubric, Rubric, "score_group")
-
-
-def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
-    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are unknown."""
-    failure = scoring_error(error, "the rubric")
-    for state in states:
-        state["reward"] = math.nan
-        state["error"] = state["error"] or failure
-
-
 async def _monitor(env: RunEnvironment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` whose names the rubric does not use."""
     functions = env.monitor_rubric.functions
@@ -368,6 +420,9 @@ async def _monitor(env: RunEnvironment, state: State) -> None:
             env.logger.warning("monitor metric %s failed: %s", function.name, error)
             value = math.nan
         state["metrics"].setdefault(function.name, value)
+
+
+# --- the rollouts of one example
 
 
 GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
@@ -396,6 +451,74 @@ def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
+
+
+async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
+    """Compute group scores and advantages of finished siblings."""
+    if not context.score:
+        return
+    try:
+        await env.rubric.score_group_stage(states, context.scoring_slot)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        _mark_unscored(states, error)
+
+
+def groups_are_units(rubric: Rubric) -> bool:
+    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
+    if rubric.has_group_rewards or rubric.has_advantages:
+        return True
+    return overrides(rubric, Rubric, "score_group")
+
+
+def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
+    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are unknown."""
+    failure = scoring_error(error, "the rubric")
+    for state in states:
+        state["reward"] = math.nan
+        state["error"] = state["error"] or failure
+
+
+# --- many rollouts
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run, for displays. Only durable rollouts are counted."""
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    reward_sum: float = 0.0
+    rewards: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    output_tokens: int = 0
+    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
+    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    last_done: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, state: State) -> None:
+        self.done += 1
+        self.last_done = time.monotonic()
+        self.output_tokens += state["usage"].get("output_tokens", 0)
+        reward = state["reward"]
+        if reward is not None and reward == reward:
+            self.reward_sum += reward
+            self.rewards += 1
+        if state["error"] is not None:
+            self.errors[type(state["error"]).__name__] += 1
+
+
+class Sink(Protocol):
+    """Where finished rollouts go."""
+
+    async def store(self, jobs: list[Job], states: list[State]) -> None:
+        """Return once these are durable; several are stored atomically."""
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """Receive all siblings of one example with their advantages, after they were stored."""
 
 
 class Runner:
@@ -516,14 +639,229 @@ class Runner:
             ) from error
 
 
-__all__ = [
-    "Job",
-    "Progress",
-    "RunContext",
-    "Runner",
-    "Sink",
-    "generate_and_score",
-    "generate_group",
-    "generate_job",
-    "score",
-]
+# --- finished rollouts
+
+
+def is_large(plan: Plan, directory: RunDirectory | None, keep_states: bool) -> bool:
+    """Whether the rollouts of a run are not held: where the run is saved and its states are not kept."""
+    return directory is not None and not keep_states and len(plan) >= LARGE_PLAN
+
+
+class RunStore:
+    """The finished rollouts (and states) of one run; ``metadata(rows, status)`` summarises them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        metadata: Callable[[RunStore, Measurements, str], GenerateMetadata],
+        logger: logging.Logger,
+        directory: RunDirectory | None = None,
+        *,
+        state_columns: Sequence[str] = (),
+        keep_states: bool = False,
+        fills_advantages: bool = True,
+        on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    ):
+        self.plan, self.logger, self.directory = plan, logger, directory
+        self.state_columns, self.keep_states = state_columns, keep_states
+        self.fills_advantages, self.on_progress = fills_advantages, on_progress
+        self.journal: Journal | None = None
+        self.work: Pending | None = None
+        """What is pending, once the plan was compared with what is saved."""
+        self.saved: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        """Key -> (line, row) of the newest saved rollouts; those of the plan move to ``rows``."""
+        self.num_saved = 0
+        """Different rollouts that were saved before this run."""
+        self.rows: dict[int, RolloutOutput] = {}
+        """By index in the plan."""
+        self.states: dict[int, State] = {}
+        self.num_turns = 0
+        """Model turns stored by this call."""
+        self.without_tokens: Counter[str] = Counter()
+        """Reason -> stored turns without token data."""
+        self._metadata_of = metadata
+        self._metadata: GenerateMetadata | None = None
+        self._next_report = 0.0
+        self._next_write = time.monotonic() + METADATA_EVERY_S
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the journal, and read what is saved there. *Raises* JournalError for damage."""
+        if self.directory is None:
+            return
+        file, num_lines = self.directory.results_file, 0
+
+        def read(row: dict[str, Any]) -> None:
+            nonlocal num_lines
+            num_lines += 1
+            if not isinstance(key := row.get("rollout_key"), str):
+                raise no_key(file, num_lines)
+            self.saved[key] = num_lines, row
+
+        self.journal = stack.enter_context(self.directory.open_journal(read))
+        self.num_saved = len(self.saved)
+
+    def find(self, keys: Sequence[str]) -> Sequence[Any]:
+        """See ``Saved``: each with its line."""
+        return [self.saved.pop(key, None) for key in keys]
+
+    def has_error(self, rollout: Any) -> bool:
+        """See ``Saved``."""
+        return bool(rollout[1].get("error"))
+
+    def take(self, job: Job, rollout: Any) -> None:
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+
+        *Raises* JournalError that names the line of a row of another shape.
+        """
+        assert self.directory is not None
+        line, row = rollout
+        output = saved_row(row, f"{self.directory.results_file}:{line}")
+        for name in DISK_FIELDS:
+            output.pop(name, None)
+        output["example_id"] = job.example.example_id
+        self.rows[job.position] = output
+
+    def outside(self) -> list[str]:
+        """Keys of saved rollouts that ``find`` was not asked for."""
+        return list(self.saved)
+
+    def in_order(self) -> list[RolloutOutput]:
+        """The finished rollouts, in the order of the plan."""
+        return [self.rows[index] for index in sorted(self.rows)]
+
+    def measurements(self) -> Measurements:
+        """What the statistics need of the finished rollouts."""
+        return Measurements.of(self.in_order())
+
+    def served_models(self, requested: str) -> dict[str, int]:
+        """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
+        names = (row.get(SERVED_MODELS) or [requested] for row in self.rows.values() if row["completion"])
+        return other_than(requested, Counter(name for several in names for name in several))
+
+    def metadata(self, status: str) -> GenerateMetadata:
+        """Statistics of the finished rollouts, and facts of the run."""
+        return self._metadata_of(self, self.measurements(), status)
+
+    async def store(self, jobs: list[Job], states: list[State]) -> None:
+        """Return once these are durable; several are stored atomically."""
+        outputs = [state_to_output(state, self.state_columns) for state in states]
+        for output, state in zip(outputs, states, strict=True):
+            if names := _other_models(state):
+                output[SERVED_MODELS] = names
+        self._count_turns(states)
+        if self.journal is not None:
+            together = zip(outputs, jobs, states, strict=True)
+            await self.journal.append(
+                [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
+            )
+        self._keep(jobs, outputs, states)
+        await self._report(jobs, outputs)
+
+    def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
+        """Add rollouts that are durable."""
+        for output, job, state in zip(outputs, jobs, states, strict=True):
+            self.rows[job.position] = output
+            if self.keep_states:
+                self.states[job.position] = state
+
+    def _count_turns(self, states: list[State]) -> None:
+        for state in states:
+            for step in state["trajectory"]:
+                self.num_turns += 1
+                has_texts = bool((dict.get(step, "extras") or {}).get("logprobs"))  # by the texts of the tokens
+                if dict.__getitem__(step, "tokens") is None and not has_texts:
+                    reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
+                    self.without_tokens[reason] += 1
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """Copy the advantages of siblings, after they were stored, to their outputs."""
+        for job, state in zip(jobs, states, strict=True):
+            set_advantage(self.rows[job.position], state["advantage"])
+
+    def outputs(self) -> GenerateOutputs:
+        """The results that the run returns, still without metadata."""
+        rows = self.in_order()
+        if self.fills_advantages:
+            fill_advantages(rows)
+        states = [self._state(index) for index in sorted(self.rows)] if self.keep_states else None
+        return GenerateOutputs(outputs=rows, metadata=GenerateMetadata(), states=states)
+
+    def write_metadata(self, metadata: GenerateMetadata) -> None:
+        """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot be written."""
+        if self.directory is None:
+            return
+        try:
+            self.directory.write_metadata(dict(metadata))
+        except OSError as error:
+            raise JournalError(
+                f"{self.directory.path}/metadata.json could not be written ({error}); every acknowledged rollout is "
+                "saved. Free space or repair the disk, then run the same command again.",
+                path=str(self.directory.path),
+            ) from error
+
+    def _state(self, index: int) -> State:
+        row = self.rows[index]
+        if (state := self.states.get(index)) is None:
+            return output_to_state(row)
+        if state["advantage"] is None and row["advantage"] is not None:  # some siblings are from an earlier run
+            state["advantage"] = row["advantage"]
+            for step in state["trajectory"]:
+                step["advantage"] = row["advantage"] if step["advantage"] is None else step["advantage"]
+        return state
+
+    async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
+        now = time.monotonic()
+        if now >= self._next_write and self.directory is not None:
+            self.write_metadata(self.metadata("running"))
+            self._next_write = _next_time(now, METADATA_EVERY_S)
+        if self.on_progress is None:
+            return
+        if self._metadata is None or now >= self._next_report:
+            self._metadata = self.metadata("running")
+            self._next_report = _next_time(now, REPORT_EVERY_S)
+        given: Any = self.on_progress
+        for callback in given if isinstance(given, list | tuple) else [given]:
+            every = [self.in_order()] if num_positional(callback) >= 3 else []  # the older form: all, new, metadata
+            try:
+                await maybe_await(callback(*every, _with_keys(jobs, outputs), self._metadata))
+            except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+                self.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+
+
+def other_than(requested: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts of each name of a model; empty when the requested one is the only name."""
+    return {} if counts.keys() <= {requested} else dict(sorted(counts.items()))
+
+
+def no_key(file: Path, line: int) -> JournalError:
+    """The error for a line of a journal that is not a saved rollout."""
+    return JournalError(
+        f"{file}:{line}: this line is not a saved rollout (it has no rollout_key); restore the file or remove the line",
+        line=line,
+    )
+
+
+def _other_models(state: State) -> list[str]:
+    """The names under which the server answered; empty when each is the requested one."""
+    responses: list[Any] = [dict.get(step, "response") for step in state["trajectory"]]
+    names = {str(response.model) for response in responses if getattr(response, "model", "")}
+    return [] if names <= {state["model"]} else sorted(names)
+
+
+def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:
+    """The outputs with their keys on disk: ``rollout_key example_hash sibling``."""
+    return [
+        RolloutOutput(
+            row,
+            rollout_key=rollout_key(job.example.hash, job.sibling),
+            example_hash=job.example.hash,
+            sibling=job.sibling,
+        )
+        for job, row in zip(jobs, outputs, strict=True)
+    ]
+
+
+def _next_time(started: float, every_s: float) -> float:
+    """When to repeat work that began at ``started`` (monotonic clock) and ends now, in keeping with ``COST_SHARE``."""
+    done = time.monotonic()
+    return done + max(every_s, (done - started) / COST_SHARE)

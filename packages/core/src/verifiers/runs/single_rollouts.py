@@ -15,13 +15,13 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import copy_row, examples_from
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import ConfigError
-from verifiers.results.rows import state_to_output
+from verifiers.results.outputs import state_to_output
 from verifiers.rollouts.loop import generate
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
+from verifiers.runtime.loops import FinishedTuple
 from verifiers.runtime.suggest import check_keywords
-from verifiers.runtime.sync_async import FinishedTuple
 
 TIMEOUT_S: float | None = RunOptions().rollout_timeout_s
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from verifiers.errors import ConfigError
 from verifiers.results.comparison import Measured, incomparable_because
 from verifiers.results.loading import load_results
-from verifiers.results.outputs import measured
-from verifiers.results.rows import RolloutOutput
+from verifiers.results.outputs import RolloutOutput, measured
 from verifiers.results.sequential import NUM_POINTS, ConfidenceSequence
 from verifiers.results.statistics import mean
-from verifiers.runs.plan import Plan
-from verifiers.runs.runner import Job
+from verifiers.runs.runner import Job, Plan
 from verifiers.storage.directory import read_config
 
 MIN_STEPS = 10

@@ -9,7 +9,7 @@
 Guarantees: a directory holds rollouts of one configuration and is written by one process at a time; a refused directory
 is not changed (``RunMismatch``, ``RunBusy``, ``ConfigError``).
 
-``runs.plan`` decides which rollouts are pending; ``results`` reads saved rollouts.
+``runs.runner`` decides which rollouts are pending; ``results`` reads saved rollouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The identity of a component as JSON (its constructor parameters), of its source files, and the fingerprint of all.
+"""The identity of a component or an environment as JSON, hashes of its source files, and the fingerprint of all.
 
 Guarantees: components with equal parameters have equal identities on every machine and in every process; components
 that differ in a parameter have different ones, unless the parameter is marked as ``Free``. An identity contains no
@@ -25,12 +25,12 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from verifiers import compat
 from verifiers.errors import ConfigError
@@ -104,6 +104,8 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     """
     uncompared = uncompared_parts(stored, given)
     before = digested({key: value for key, value in stored.items() if key not in uncompared})  # 0.2.0: some in clear
+    if before.get("env_class") in compat.ENVIRONMENT_CLASSES:
+        before["env_class"] = compat.ENVIRONMENT_CLASSES[before["env_class"]]
     now = {key: value for key, value in given.items() if key not in uncompared}
     differences = config_differences(before, now)
     return {
@@ -346,6 +348,81 @@ def _is_our_property(cls: type, name: str) -> bool:
         if name in vars(base):
             return isinstance(vars(base)[name], property) and base.__module__.partition(".")[0] in _OUR_PACKAGES
     return False
+
+
+# --- environments -------------------------------------------------------------------------------------------------
+
+
+class RubricParts(Protocol):
+    """What the identity of a rubric is made of."""
+
+    def get_reward_func_names(self) -> list[str]: ...
+
+    def get_reward_funcs(self) -> list[Callable[..., Any]]: ...
+
+    def get_reward_weights(self) -> list[float]: ...
+
+    def get_group_weights(self) -> list[float]: ...
+
+
+class EnvironmentParts(Protocol):
+    """What the identity of an environment is made of."""
+
+    env_id: str
+    env_args: dict[str, Any]
+    env_version: str
+    message_type: str
+    system_prompt: str | None
+    max_turns: int
+    max_seq_len: int | None
+    max_total_completion_tokens: int
+    timeout_seconds: float | None
+
+    @property
+    def rubric(self) -> RubricParts: ...
+
+    def identity(self) -> dict[str, Any]:
+        """Its constructor parameters as JSON."""
+        ...
+
+
+def identity_of(env: EnvironmentParts) -> dict[str, Any]:
+    """The identity of an environment, without secrets: equal identities generate and score alike.
+
+    Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all other constructor
+    parameters.
+    """
+    rubric, described = env.rubric, env.identity()
+    base = {
+        "env_id": env.env_id,
+        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
+        "env_version": env.env_version,
+        "env_args": digested(env.env_args),
+        "message_type": env.message_type,
+        "system_prompt": env.system_prompt,
+        "reward_functions": rubric.get_reward_func_names(),
+        "reward_weights": rubric.get_reward_weights(),
+        "group_weights": rubric.get_group_weights(),
+        "max_turns": env.max_turns,
+        "max_seq_len": env.max_seq_len,
+        "max_total_completion_tokens": env.max_total_completion_tokens,
+        "timeout_seconds": env.timeout_seconds,
+    }
+    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
+    excluded = ("class", "sampling_args", "score_rollouts")  # class is env_class; a run may override the others
+    further = {name: value for name, value in described.items() if name not in base and name not in excluded}
+    return base | {"environment": further} | parts
+
+
+def code_of(env: EnvironmentParts) -> dict[str, str]:
+    """Hashes of the source files of an environment: of its class, rubric, parser, functions and tools."""
+    members = getattr(env, "envs", ())  # of a group of environments
+    environments = [env, *(members if isinstance(members, list | tuple) else ())]
+    tools = [tool for one in environments for tool in getattr(one, "tools", ()) or ()]
+    rubrics = [one.rubric for one in environments]
+    functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
+    parsers = [getattr(one, "parser", None) for one in environments]
+    return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
 
 
 # --- any value as JSON --------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.install_lines import install_line
-from verifiers.runtime.sync_async import blocking
+from verifiers.runtime.loops import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
     export_samples,

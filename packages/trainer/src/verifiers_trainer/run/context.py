@@ -22,7 +22,7 @@ from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.scoring import overrides
+from verifiers.rubrics.rubric import overrides
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined

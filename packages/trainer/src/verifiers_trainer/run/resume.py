@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
-from verifiers.runs.runner import code_of
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
-from verifiers.storage.identity import CODE
+from verifiers.storage.identity import CODE, code_of
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest

@@ -24,7 +24,7 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
     from verifiers.data.messages import escape_control
-    from verifiers.results.rows import ErrorInfo
+    from verifiers.results.outputs import ErrorInfo
     from verifiers.runtime.redaction import redacted_text
 
     known = error if isinstance(error, VerifiersError) else None

@@ -1,8 +1,8 @@
 """Show the progress of a run on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
 
-A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When no rollout has
-finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of several runs has a line in the block. No
-model text is shown; control characters in log messages and names are escaped.
+A display reads ``runs.runner.Progress`` and never changes it; every number counts durable rollouts. When no rollout
+has finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of several runs has a line in the block.
+No model text is shown; control characters in log messages and names are escaped.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ from verifiers.environments.agents.turns import (
     AgentTurns,
     agent_run,
 )
-from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
+from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
 from verifiers.storage.identity import Free

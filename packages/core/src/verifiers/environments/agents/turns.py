@@ -28,12 +28,11 @@ from verifiers.environments.agents.agent import Agent, Installed, find_agent, fi
 from verifiers.environments.agents.conversation import ROLES, Conversation, Role
 from verifiers.environments.agents.gateway import Call, Route, gateway
 from verifiers.environments.agents.process import AgentProcess, Ending, script_of
-from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.base import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
-from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.decorators import cleanup, setup, stop
+from verifiers.rollouts.author_code import Hook, cleanup, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.sync_async import NOTHING, maybe_await
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response
 
 FIRST, LAST = 1000, -1000

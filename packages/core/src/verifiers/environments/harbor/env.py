@@ -31,12 +31,11 @@ from verifiers.environments.harbor.images import Images, ImageStore
 from verifiers.environments.harbor.task import HarborTask, read_tasks
 from verifiers.environments.sandbox import SandboxEnv, SandboxOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.loops import NO, PerLoop
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NO
 from verifiers.sandbox import ExecResult, Sandbox, SandboxSpec
 from verifiers.sandbox.transfer import Packed
 from verifiers.storage.identity import Free

@@ -15,17 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Unpack
 
 from verifiers.data.messages import message_text
+from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook, passes
-from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.author_code import Hook, cleanup, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions
+from verifiers.runtime.loops import maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import maybe_await
 from verifiers.storage.identity import Free
 from verifiers.types import Messages
 

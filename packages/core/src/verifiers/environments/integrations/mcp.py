@@ -22,7 +22,7 @@ from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
 from verifiers.environments.tool import CallOptions, ToolEnv
 from verifiers.errors import ConfigError, ToolCallError
-from verifiers.rollouts.decorators import setup, teardown
+from verifiers.rollouts.author_code import setup, teardown
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import describe

@@ -23,10 +23,9 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
+from verifiers.runtime.loops import call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
-from verifiers.runtime.sync_async import maybe_await
-from verifiers.runtime.threads import call_in_thread
 from verifiers.storage.identity import Free
 
 MAX_CACHED_ENTRIES = 1024

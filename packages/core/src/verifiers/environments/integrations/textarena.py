@@ -20,21 +20,18 @@ from typing import Annotated, Any, Unpack
 
 import numpy as np
 
-from verifiers.environments.base import DataOptions
+from verifiers.environments.base import DataOptions, MultiTurnEnv
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity
-from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.author_code import Hook, cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.runtime.loops import call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
-from verifiers.runtime.sync_async import maybe_await
-from verifiers.runtime.threads import call_in_thread
 from verifiers.storage.identity import Free
 from verifiers.types import Messages
 

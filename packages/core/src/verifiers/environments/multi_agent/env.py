@@ -17,13 +17,12 @@ from typing import Any, Unpack
 from verifiers.clients.protocol import Client, ClientLike
 from verifiers.clients.resolve import as_client
 from verifiers.data.messages import message_text, normalize_chat
-from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.author_code import Hook, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.runtime.loops import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response, SystemMessage, UserMessage
 
 

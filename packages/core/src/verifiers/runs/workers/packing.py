@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from verifiers.results.rows import ErrorInfo
+from verifiers.results.outputs import ErrorInfo
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runs.workers.messages import portable
 

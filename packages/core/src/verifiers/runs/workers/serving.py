@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.runner import RunContext, RunEnvironment, generate_and_score, identity_of
+from verifiers.runs.runner import RunContext, RunEnvironment, generate_and_score
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     CallModel,
@@ -32,7 +32,8 @@ from verifiers.runs.workers.messages import (
 )
 from verifiers.runs.workers.packing import pack_state
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.threads import workers as loop_workers
+from verifiers.runtime.loops import workers as loop_workers
+from verifiers.storage.identity import identity_of
 from verifiers.types import ModelRequest, Response
 
 
