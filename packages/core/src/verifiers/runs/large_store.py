@@ -25,7 +25,6 @@ from verifiers.rollouts.state import State
 from verifiers.runs.plan import NUM_COMPARED
 from verifiers.runs.runner import Job
 from verifiers.runs.store import RunStore, no_key, other_than
-from verifiers.storage.identity import rollout_key
 
 
 class LargeRunStore(RunStore):
@@ -57,8 +56,8 @@ class LargeRunStore(RunStore):
     def has_error(self, rollout: Any) -> bool:
         return bool(self._index.columns["error"].codes[rollout] >= 0)
 
-    def take(self, job: Job, rollout: Any) -> None:
-        self._rows[job.position] = rollout
+    def take(self, position: int, example_id: int, rollout: Any) -> None:
+        self._rows[position] = rollout
 
     def outside(self) -> list[str]:
         return [self._index.stored(row)["rollout_key"] for row in np.flatnonzero(self._is_newest).tolist()]
@@ -109,12 +108,12 @@ class LargeRunStore(RunStore):
 
     def _outputs(self) -> StoredOutputs:
         self._read()
-        rows, pending = self._rows.copy(), iter(self.work or ())
-        while jobs := list(islice(pending, NUM_COMPARED)):
-            found = self._index.keys.find([rollout_key(job.example.hash, job.sibling) for job in jobs])
+        rows, pending = self._rows.copy(), iter(() if self.work is None else self.work.keys())
+        while several := list(islice(pending, NUM_COMPARED)):
+            found = self._index.keys.find([key for _, key in several])
             found[found < self._num_before] = -1  # saved before, and not done: an error that was to be retried
-            rows[[job.position for job in jobs]] = found
+            rows[[position for position, _ in several]] = found
         places = np.flatnonzero(rows >= 0)
-        ids = np.repeat([example.example_id for example in self.plan.examples], self.plan.siblings)
+        ids = np.repeat(self.plan.example_ids(), self.plan.siblings)
         fills = not self.options.independent_scoring
         return StoredOutputs(self._index, rows[places], {}, fills_advantages=fills, example_ids=ids[places])

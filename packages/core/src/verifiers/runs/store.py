@@ -109,7 +109,7 @@ class RunStore:
         """See ``plan.Saved``."""
         return bool(rollout[1].get("error"))
 
-    def take(self, job: Job, rollout: Any) -> None:
+    def take(self, position: int, example_id: int, rollout: Any) -> None:
         """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
 
         *Raises* JournalError that names the line of a row of another shape.
@@ -119,8 +119,8 @@ class RunStore:
         output = saved_row(row, f"{self.directory.results_file}:{line}")
         for name in DISK_FIELDS:
             output.pop(name, None)
-        output["example_id"] = job.example.example_id
-        self.rows[job.position] = output
+        output["example_id"] = example_id
+        self.rows[position] = output
 
     def outside(self) -> list[str]:
         """Keys of saved rollouts that ``find`` was not asked for."""
