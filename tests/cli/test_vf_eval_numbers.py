@@ -51,6 +51,15 @@ def test_the_cost_is_in_the_summary_the_json_and_the_metadata(vf_eval, eval_fold
     assert load_results(run["path"]).metadata["cost_usd"] == run["cost_usd"]
 
 
+def test_the_summary_is_computed_once(vf_eval, eval_folder, monkeypatch):
+    computed, summary = [], vf.GenerateOutputs.summary
+    monkeypatch.setattr(vf.GenerateOutputs, "summary", lambda results: computed.append(1) or summary(results))
+    with FakeServer(counted, models=["m"]) as server:
+        registry(eval_folder, server.url)
+        assert "rollouts" in vf_eval("toy", "-e", "e.toml", "-m", "mine", "-n", "2").out
+    assert len(computed) == 1
+
+
 def test_without_prices_or_without_counts_the_cost_is_unknown_and_not_zero(vf_eval, eval_folder):
     words = ["toy", "-e", "e.toml", "-m", "mine", "-n", "1", "-r", "1", "--json"]
     with FakeServer(counted, models=["m"]) as server, FakeServer(last_word, models=["m"]) as silent:

@@ -267,7 +267,7 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
     store = RunStore(plan, None, logger)
     store.saved = {row["rollout_key"]: (1, row) for row in rows_of(tmp_path)}
     store.num_saved = len(store.saved)
-    assert list(pending(plan, store, lambda job, row: None, whole_groups=False, retry_errors=False)) == []
+    assert list(pending(plan, store, lambda *taken: None, whole_groups=False, retry_errors=False)) == []
     with pytest.raises(vf.RunMismatch, match="model was 'weak', now 'strong'"):
         env.evaluate(ScriptedClient(add_one), "strong", results_path=tmp_path)
 

@@ -16,7 +16,8 @@ from verifiers.storage.directory import RunDirectory
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe, version
-from verifiers.view.library import MIN_LISTED, Library
+from verifiers.view.library import Library
+from verifiers.view.listing import MIN_LISTED
 from verifiers.view.tokens import pieces_of
 
 

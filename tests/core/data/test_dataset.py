@@ -523,3 +523,51 @@ def test_the_right_choice_of_gpqa_is_found_wherever_it_is_listed():
         assert f"{hub.answer(row)}: yes" in hub.question(row)
         letters.add(hub.answer(row))
     assert len(letters) > 1
+
+
+# --- more rows than are held ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every table holds the hashes of its examples alone."""
+    monkeypatch.setattr("verifiers.data.examples.MAX_HELD", 0)
+
+
+QUESTIONS = [{"question": f"{number % 5} + 1", "answer": str(number % 5 + 1)} for number in range(12)]
+
+
+def test_a_large_table_has_the_examples_of_one_that_holds_them(monkeypatch):
+    held = Table.of(QUESTIONS, system_prompt="Be brief.")
+    every = list(held)
+    monkeypatch.setattr("verifiers.data.examples.MAX_HELD", 0)
+    table = Table.of(QUESTIONS, system_prompt="Be brief.")
+    assert list(table) == list(table) == every
+    assert (table[3], table.at([5, 1]), list(table[2:4])) == (every[3], [every[5], every[1]], every[2:4])
+    assert list(table.take(5, seed=1)) == list(held.take(5, seed=1))
+    assert list(table.hashes()) == list(held.hashes()) == [example.hash for example in every]
+    assert table.example_ids() == held.example_ids() == list(range(12))
+    assert list(table.only({every[2].hash})) == list(held.only({every[2].hash}))
+    assert table.sample(4) == held.sample(4)
+    assert (table.may_repeat(), table[:5].may_repeat()) == (True, False)
+    assert table._store._examples == []
+
+
+def test_the_hashes_of_a_large_table_format_each_row_once(large):
+    formatted = []
+    table = Table.of(QUESTIONS, default_task=lambda: formatted.append(1) or "default")
+    assert len(list(table.take().hashes())) == len(list(table.hashes())) == len(formatted) == 12
+
+
+def test_an_invalid_row_of_a_large_table_fails_when_it_is_taken(large):
+    with pytest.raises(DatasetError, match="row 1"):
+        Table.of([{"question": "a"}, {"question": 5}]).take()
+
+
+def test_a_row_that_was_edited_meanwhile_is_refused(large):
+    rows = [dict(row) for row in QUESTIONS]
+    table = Table.of(rows).take()
+    rows[4]["answer"] = "6"
+    assert table[3].row["answer"] == "4"
+    with pytest.raises(DatasetError, match="row 4 of the dataset was changed"):
+        table[4]

@@ -6,15 +6,17 @@ import gc
 import random
 import shutil
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
 import verifiers as vf
 from support.small_envs import add_one, exact, sums
 from verifiers.errors import JournalError, ModelUnavailable
-from verifiers.results import GenerateOutputs, index_file, load_results, loading
+from verifiers.results import GenerateOutputs, index_file, load_results, loading, stored
 from verifiers.results.index_file import INDEX_NAME
 from verifiers.results.stored import StoredOutputs
+from verifiers.runs.run import NUM_SAMPLED
 from verifiers.storage.journal import read_journal
 from verifiers.testing import ScriptedClient
 
@@ -48,6 +50,7 @@ def evaluate(folder, env, client, is_large, **options):
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr("verifiers.runs.runner.LARGE_PLAN", 0)
+            patch.setattr("verifiers.data.examples.MAX_HELD", 0)
         results = env.evaluate(
             client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
         )
@@ -201,6 +204,57 @@ def test_the_rollouts_of_a_large_run_are_not_held(tmp_path):
     growth(True)  # imports, caches
     shutil.rmtree(tmp_path)
     assert growth(True) < 1_000_000 < 1_500_000 < growth(False)  # the negative control holds the texts
+
+
+def test_resuming_formats_each_row_once_and_holds_none(tmp_path):
+    def counted():
+        formatted = []
+        env = environment(100)
+        env.eval_table._store.row_format = replace(
+            env.eval_table.row_format, default_task=lambda: formatted.append(1) or "default"
+        )
+        return env, formatted
+
+    evaluate(tmp_path, environment(100), model(), is_large=True)
+    env, formatted = counted()
+    results = evaluate(tmp_path, env, model(), is_large=True)
+    assert len(results) == 200
+    assert 100 <= len(formatted) <= 100 + NUM_SAMPLED + 1  # a few are read again, to see what the data lack
+    assert env.eval_table._store._examples == []
+    assert results.rollout(7, 1).answer == "8"
+
+
+def test_rows_of_equal_content_have_the_same_keys_when_they_are_not_held(tmp_path):
+    rows = [{"question": "1 + 1", "answer": "2"}, {"question": "3 + 1", "answer": "4"}] * 3
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact]))
+    evaluate(tmp_path, env, model(), is_large=False)
+    again = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact]))
+    client = model()
+    results = evaluate(tmp_path, again, client, is_large=True)
+    assert (len(results), len(client.requests), results.metadata.outside_plan) == (12, 0, [])
+    assert len({row["rollout_key"] for row in read_journal(tmp_path / "results.jsonl")}) == 12
+
+
+def test_an_index_that_covers_the_journal_is_not_written_again(tmp_path):
+    saved_run(tmp_path)
+    before = (tmp_path / INDEX_NAME).stat()
+    resumed(tmp_path)
+    assert (tmp_path / INDEX_NAME).stat() == before
+    evaluate(tmp_path, environment(10), model(), is_large=True)  # negative control
+    assert (tmp_path / INDEX_NAME).stat().st_ino != before.st_ino
+
+
+def test_one_rollout_is_read_with_the_advantages_of_its_group_alone(tmp_path, monkeypatch):
+    results = saved_run(tmp_path)
+    computed = []
+    centered = stored.centered_advantages
+    monkeypatch.setattr(
+        stored, "centered_advantages", lambda rewards: computed.append(len(rewards)) or centered(rewards)
+    )
+    one = results.at(3)["advantage"]
+    assert computed == [SIBLINGS]
+    assert [str(row["advantage"]) for row in results.rollouts()][3] == str(one)
+    assert len(computed) == 1 + 8
 
 
 def test_display_callbacks_of_every_form_are_called(tmp_path):

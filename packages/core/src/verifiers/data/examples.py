@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 CHUNK = 1000
 """Rows to format at a time when iterating over a table."""
+MAX_HELD = 20_000
+"""Rows of a dataset up to which formatted rows are held; of a larger one their hashes are, and a row is formatted when
+it is asked for."""
+_HASH_BYTES = 32
 EVAL_SPLITS = ("test", "validation")
 ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl, .json, .csv or "
@@ -166,12 +170,29 @@ class Table(Sequence[Example]):
         Formats their rows now, so that an invalid row fails before a run starts. A larger ``n`` with the same seed
         begins with the same examples.
         """
-        positions = list(self._row_positions())
+        positions = self._row_positions()
         if seed is not None:  # the order of ``datasets.Dataset.shuffle(seed)``, which published runs depend on
             positions = [positions[i] for i in np.random.default_rng(seed).permutation(len(positions))]
         subset = Table(self._store, positions if n < 0 else positions[:n])
-        self._store.examples(subset._row_positions())
+        self._store.check(subset._row_positions())
         return subset
+
+    def at(self, places: Sequence[int]) -> list[Example]:
+        """Return the examples at these places."""
+        positions = self._row_positions()
+        return self._store.examples([positions[place] for place in places])
+
+    def hashes(self) -> Iterator[str]:
+        """Yield the hash of each example; formats only those that never were."""
+        return self._store.hashes(self._row_positions())
+
+    def example_ids(self) -> list[int]:
+        """Return the id of each example; formats none."""
+        return self._store.ids(self._row_positions())
+
+    def may_repeat(self) -> bool:
+        """Return whether two examples may have equal content; formats only those that never were."""
+        return self._store.may_repeat(self._row_positions())
 
     def only(self, hashes: Collection[str]) -> Table:
         """Return the examples whose content hash is among ``hashes``, in this order; reads every row."""
@@ -206,7 +227,7 @@ class Table(Sequence[Example]):
 
 
 class _Store:
-    """The rows of a table and its sub-tables, each formatted once."""
+    """The rows of a table and its sub-tables, each formatted once; of more than ``MAX_HELD``, whenever it is read."""
 
     def __init__(self, open_rows: Callable[[], Rows], row_format: RowFormat):
         self._open_rows, self.row_format = open_rows, row_format
@@ -238,18 +259,67 @@ class _Store:
         keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
         self._ids = old_ids if keep and old_ids is not None else range(len(rows))
         self._old_ids = None if keep else old_ids
-        self._examples = [None] * len(rows)
+        self._is_held = len(rows) <= MAX_HELD
+        self._examples = [None] * len(rows) if self._is_held else []
+        self._hashes = bytearray(0 if self._is_held else _HASH_BYTES * len(rows))
+        self._is_hashed = bytearray(0 if self._is_held else len(rows))
         return rows
 
     def examples(self, positions: Sequence[int]) -> list[Example]:
         """Return the examples at ``positions``, formatting each on first access."""
         rows = self._opened()
+        if not self._is_held:
+            return [example for chunk in _chunks(positions) for example in self._read(rows, chunk)]
         fresh = [position for position in dict.fromkeys(positions) if self._examples[position] is None]
         for start in range(0, len(fresh), CHUNK):
             chunk = fresh[start : start + CHUNK]
             for position, row in zip(chunk, rows.read(chunk), strict=True):
                 self._examples[position] = self._example(position, row)
         return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are formatted
+
+    def check(self, positions: Sequence[int]) -> None:
+        """Format the rows at ``positions`` that never were, without returning them."""
+        rows = self._opened()
+        if self._is_held:
+            self.examples(positions)
+            return
+        for chunk in _chunks(positions):
+            self._read(rows, [position for position in chunk if not self._is_hashed[position]])
+
+    def hashes(self, positions: Sequence[int]) -> Iterator[str]:
+        """Yield the hash of each example at ``positions``."""
+        self.check(positions)
+        if self._is_held:
+            yield from (example.hash for example in self.examples(positions))
+            return
+        for position in positions:
+            yield self._hashes[_HASH_BYTES * position : _HASH_BYTES * (position + 1)].hex()
+
+    def ids(self, positions: Sequence[int]) -> list[int]:
+        """Return the ids of the examples at ``positions``."""
+        self._opened()
+        return [self._ids[position] for position in positions]
+
+    def may_repeat(self, positions: Sequence[int]) -> bool:
+        """Return whether two examples at ``positions`` may be equal: by the first eight bytes of their hashes."""
+        self.check(positions)
+        if self._is_held:
+            return True
+        beginnings = np.frombuffer(self._hashes, dtype=np.uint64)[:: _HASH_BYTES // 8][np.asarray(positions, np.int64)]
+        return len(np.unique(beginnings)) < len(beginnings)
+
+    def _read(self, rows: Rows, positions: Sequence[int]) -> list[Example]:
+        """Format rows, and hold only their hashes. Raises: ``DatasetError`` for a row that differs from before."""
+        examples = []
+        for position, row in zip(positions, rows.read(positions) if positions else [], strict=True):
+            example, place = self._example(position, row), slice(_HASH_BYTES * position, _HASH_BYTES * (position + 1))
+            content = bytes.fromhex(example.hash)
+            if self._is_hashed[position] and self._hashes[place] != content:
+                raise DatasetError(f"row {position} of the dataset was changed since it was first read; do not edit it")
+            self._hashes[place] = content
+            self._is_hashed[position] = 1
+            examples.append(example)
+        return examples
 
     def _example(self, position: int, row: dict[str, Any]) -> Example:
         row.pop("example_id", None)
@@ -317,6 +387,10 @@ def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Examp
             "create objects from them in setup_state"
         ) from error
     return Example(formatted["example_id"], digest, formatted)
+
+
+def _chunks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (positions[start : start + CHUNK] for start in range(0, len(positions), CHUNK))
 
 
 def _is_json(value: object) -> bool:

@@ -129,6 +129,8 @@ class RowIndex:
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
         self.end, self.checksum = 0, 0
         """Bytes that were read; of a journal their CRC-32."""
+        self.kept_end = -1
+        """Bytes of the journal that the index beside it covers, -1 without one."""
         self._identity: tuple[int, int] | None = None
         self._size = 0
         self.is_journal: bool | None = None
@@ -216,7 +218,7 @@ class RowIndex:
         self.columns |= {n: NameColumn.of_codes(names[n], columns[n]) for n in (*NAMES, *INNER_NAMES)}
         for group, prefix in ((self.metrics, "metrics."), (self.usage, "usage.")):
             group |= {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
-        self.end, self.checksum, self.is_journal = end, checksum, True
+        self.end, self.checksum, self.is_journal, self.kept_end = end, checksum, True, end
 
     def newest(self, key: str) -> int | None:
         """The row number of the newest attempt of a rollout, by its ``rollout_key``."""

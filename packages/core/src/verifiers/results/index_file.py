@@ -43,8 +43,8 @@ def open_index(file: Path, metric_names: Sequence[str] = ()) -> RowIndex:
 
 
 def keep_index(index: RowIndex) -> None:
-    """Write the index of a journal beside it, replacing an older one. *Raises* OSError."""
-    if not index.is_journal or index.failure is not None:
+    """Write the index of a journal beside it, replacing one that covers less of it. *Raises* OSError."""
+    if not index.is_journal or index.failure is not None or index.kept_end == index.end:
         return
     names, columns = index.content()
     stored = {name: _stored(column) for name, column in columns.items()}
@@ -58,6 +58,7 @@ def keep_index(index: RowIndex) -> None:
     }
     content = b"".join([encode_row(header), b"\n", *(values.tobytes() for values in stored.values())])
     atomic_write(index.path.with_name(INDEX_NAME), content + crc32(content).to_bytes(4, "big"))
+    index.kept_end = index.end
 
 
 def _restore(index: RowIndex, file: Path) -> None:

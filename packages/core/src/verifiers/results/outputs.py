@@ -860,7 +860,7 @@ class GenerateMetadata(AttributeDict):
         if metadata["path_to_save"] is not None:
             metadata["path_to_save"] = Path(metadata["path_to_save"])
         metadata["time_ms"] = metadata["time"] * 1000
-        counts = Counter(measured.examples)
+        counts = Counter(measured.examples) if None in plan_sizes.values() else Counter()
         metadata["num_examples"] = len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
         siblings = plan_sizes["rollouts_per_example"]
         metadata["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings

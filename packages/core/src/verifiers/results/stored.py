@@ -33,6 +33,10 @@ _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "s
 """Column of the results -> column of the index, where they are equal."""
 
 
+MAX_GROUPS = 8
+"""Rollouts that are read at a time for which only the advantages of their groups are computed."""
+
+
 class StoredOutputs(GenerateOutputs):
     """``GenerateOutputs`` over an indexed file.
 
@@ -94,7 +98,8 @@ class StoredOutputs(GenerateOutputs):
 
     def _read(self, places: Sequence[int]) -> Iterator[RolloutOutput]:
         columns = None if self._state_columns is None else {*FIELDS, *DISK_FIELDS, *self._state_columns}
-        advantages = self["advantages"]
+        is_known = "advantages" in self._columns or len(places) > MAX_GROUPS
+        advantages = self["advantages"] if is_known else self._advantages_at(places)
         for place, output in zip(places, self._index.rows(self._numbers[places]), strict=True):
             if columns is not None:
                 for name in [name for name in output if name not in columns and name not in output["metrics"]]:
@@ -146,6 +151,20 @@ class StoredOutputs(GenerateOutputs):
         if not found and column not in COLUMNS:
             raise KeyError(f"results have no column {column!r}; they have {', '.join(self.keys())}")
         return values
+
+    def _advantages_at(self, places: Sequence[int]) -> Mapping[int, float | None]:
+        """The advantages of a few rollouts, computed from their groups alone."""
+        examples = _examples(self._index, self._numbers, self._example_ids)
+        every = np.array(examples, dtype=object if isinstance(examples, list) else None)
+        found: dict[int, float | None] = {}
+        for place in places:
+            group = np.flatnonzero(every == examples[place])
+            ids = None if self._example_ids is None else self._example_ids[group]
+            part = StoredOutputs(
+                self._index, self._numbers[group], {}, fills_advantages=self._fills_advantages, example_ids=ids
+            )
+            found |= zip(group.tolist(), part["advantages"], strict=True)
+        return found
 
     def _advantages(self) -> list[float | None]:
         columns = self._index.columns

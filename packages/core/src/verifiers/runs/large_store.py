@@ -22,7 +22,6 @@ from verifiers.results.outputs import Measurements, RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than
-from verifiers.storage.identity import rollout_key
 
 
 class LargeRunStore(RunStore):
@@ -54,8 +53,8 @@ class LargeRunStore(RunStore):
     def has_error(self, rollout: Any) -> bool:
         return bool(self._index.columns["error"].codes[rollout] >= 0)
 
-    def take(self, job: Job, rollout: Any) -> None:
-        self._rows[job.position] = rollout
+    def take(self, position: int, example_id: int, rollout: Any) -> None:
+        self._rows[position] = rollout
 
     def outside(self) -> list[str]:
         return [self._index.stored(row)["rollout_key"] for row in np.flatnonzero(self._is_newest).tolist()]
@@ -106,13 +105,13 @@ class LargeRunStore(RunStore):
 
     def _outputs(self) -> StoredOutputs:
         self._read()
-        rows, pending = self._rows.copy(), iter(self.work or ())
-        while jobs := list(islice(pending, NUM_COMPARED)):
-            found = self._index.keys.find([rollout_key(job.example.hash, job.sibling) for job in jobs])
+        rows, pending = self._rows.copy(), iter(() if self.work is None else self.work.keys())
+        while several := list(islice(pending, NUM_COMPARED)):
+            found = self._index.keys.find([key for _, key in several])
             found[found < self._num_before] = -1  # saved before, and not done: an error that was to be retried
-            rows[[job.position for job in jobs]] = found
+            rows[[position for position, _ in several]] = found
         places = np.flatnonzero(rows >= 0)
-        ids = np.repeat([example.example_id for example in self.plan.examples], self.plan.siblings)
+        ids = np.repeat(self.plan.example_ids(), self.plan.siblings)
         return StoredOutputs(
             self._index, rows[places], {}, fills_advantages=self.fills_advantages, example_ids=ids[places]
         )

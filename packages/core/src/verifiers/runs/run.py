@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import itertools
 import sys
 import time
 from collections.abc import Mapping
@@ -132,7 +131,7 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
     """*Raises* ConfigError for errors that would otherwise appear only after the first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
-    env.check_definition(list(itertools.islice(plan.examples, NUM_SAMPLED)))
+    env.check_definition(list(plan.examples[:NUM_SAMPLED]))
     env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)
     if options.independent_scoring and env.rubric.has_group_rewards:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from verifiers.data.examples import Example, RowFormat, Table, copy_row
+from verifiers.data.examples import CHUNK, Example, RowFormat, Table, copy_row
 from verifiers.errors import (
     BudgetExhausted,
     ConfigError,
@@ -187,16 +187,56 @@ class Plan:
     def groups(self, flags: bytes | bytearray | None = None) -> Iterator[list[Job]]:
         """The jobs of one example at a time, or of those that have a 1 in ``flags`` at the index of a rollout.
 
-        Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
+        Formats the rows of these examples alone.
         """
+        if flags is not None and 1 not in flags:
+            return
+        hashes, position = self.hashes(), 0
+        for start in range(0, len(self.siblings), CHUNK):
+            selected: dict[int, tuple[int, list[str]]] = {}
+            for index, named in enumerate(itertools.islice(hashes, CHUNK), start):
+                if flags is None or 1 in flags[position : position + len(named)]:
+                    selected[index] = position, named
+                position += len(named)
+            for (index, (first, named)), example in zip(
+                selected.items(), self._examples_at(list(selected)), strict=True
+            ):
+                rows = self.sibling_rows.get(index) or [example]
+                yield [
+                    Job(_with_hash(rows[n % len(rows)], name), n, len(named), first + n, None)
+                    for n, name in enumerate(named)
+                ]
+
+    def hashes(self) -> Iterator[list[str]]:
+        """For one example at a time the hash of each of its rollouts; formats no row that was formatted before.
+
+        Rows of equal content are numbered: the second and later ones have their number after the hash (``9f86….2``), so
+        that every rollout has a unique key on disk and separate seeds.
+        """
+        if isinstance(self.examples, Table):
+            plain, may_repeat = self.examples.hashes(), self.examples.may_repeat()
+        else:
+            plain, may_repeat = (example.hash for example in self.examples), True
         counts: dict[str, int] = {}
-        position = 0
-        for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
-            rows = self.sibling_rows.get(index) or [example]
-            distinct = {row.hash: numbered(row, counts) for row in rows}
-            if flags is None or 1 in flags[position : position + count]:
-                yield [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
-            position += count
+        for index, (own, count) in enumerate(zip(plain, self.siblings, strict=True)):
+            rows = self.sibling_rows.get(index)
+            if rows is None and not may_repeat:
+                yield [own] * count
+                continue
+            hashes = [own] if rows is None else [row.hash for row in rows]
+            distinct = {each: _numbered(each, counts) for each in hashes}
+            yield [distinct[hashes[n % len(hashes)]] for n in range(count)]
+
+    def example_ids(self) -> list[int]:
+        """The id of each example."""
+        if isinstance(self.examples, Table):
+            return self.examples.example_ids()
+        return [example.example_id for example in self.examples]
+
+    def _examples_at(self, indexes: list[int]) -> list[Example]:
+        if isinstance(self.examples, Table):
+            return self.examples.at(indexes)
+        return [self.examples[index] for index in indexes]
 
     def jobs(self) -> Iterator[Job]:
         """One job at a time."""
@@ -209,8 +249,16 @@ def numbered(example: Example, counts: dict[str, int]) -> Example:
 
     ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
     """
-    number = counts[example.hash] = counts.get(example.hash, 0) + 1
-    return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
+    return _with_hash(example, _numbered(example.hash, counts))
+
+
+def _numbered(example_hash: str, counts: dict[str, int]) -> str:
+    number = counts[example_hash] = counts.get(example_hash, 0) + 1
+    return example_hash if number == 1 else f"{example_hash}.{number}"
+
+
+def _with_hash(example: Example, name: str) -> Example:
+    return example if example.hash == name else replace(example, hash=name)
 
 
 class Saved(Protocol):
@@ -242,11 +290,20 @@ class Pending:
             missing = [job for job in jobs if self.flags[job.position]]
             yield from missing if len(missing) == len(jobs) else (replace(j, num_pending=len(missing)) for j in missing)
 
+    def keys(self) -> Iterator[tuple[int, str]]:
+        """(index in the plan, ``rollout_key``) of each pending rollout; formats no row."""
+        if len(self):
+            every = ((name, sibling) for names in self.plan.hashes() for sibling, name in enumerate(names))
+            for position, (name, sibling) in enumerate(every):
+                if self.flags[position]:
+                    yield position, rollout_key(name, sibling)
+
 
 def pending(
-    plan: Plan, saved: Saved, take: Callable[[Job, Any], None], *, whole_groups: bool, retry_errors: bool
+    plan: Plan, saved: Saved, take: Callable[[int, int, Any], None], *, whole_groups: bool, retry_errors: bool
 ) -> Pending:
-    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done.
+    """Compare a plan with saved rollouts, by ``rollout_key``; ``take`` receives each that is done, after its index in
+    the plan and the id of its example.
 
     ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as a whole.
     ``retry_errors``: a saved rollout with an error is pending again.
@@ -254,18 +311,19 @@ def pending(
     flags = bytearray(b"\1") * len(plan)
     if not saved.num_saved:
         return Pending(plan, flags)
-    groups = plan.groups()
+    groups, position = zip(plan.example_ids(), plan.hashes(), strict=True), 0
     while several := list(itertools.islice(groups, NUM_COMPARED)):
-        found = iter(saved.find([rollout_key(job.example.hash, job.sibling) for jobs in several for job in jobs]))
-        for jobs in several:
-            rollouts = [next(found) for _ in jobs]
+        keys = [rollout_key(name, sibling) for _, names in several for sibling, name in enumerate(names)]
+        found = iter(saved.find(keys))
+        for example_id, names in several:
+            rollouts = [next(found) for _ in names]
             usable = [None if r is None or (retry_errors and saved.has_error(r)) else r for r in rollouts]
-            if whole_groups and None in usable:
-                continue
-            for job, rollout in zip(jobs, usable, strict=True):
-                if rollout is not None:
-                    flags[job.position] = 0
-                    take(job, rollout)
+            if not (whole_groups and None in usable):
+                for place, rollout in enumerate(usable, position):
+                    if rollout is not None:
+                        flags[place] = 0
+                        take(place, example_id, rollout)
+            position += len(names)
     return Pending(plan, flags)
 
 
@@ -708,7 +766,7 @@ class RunStore:
         """See ``Saved``."""
         return bool(rollout[1].get("error"))
 
-    def take(self, job: Job, rollout: Any) -> None:
+    def take(self, position: int, example_id: int, rollout: Any) -> None:
         """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
 
         *Raises* JournalError that names the line of a row of another shape.
@@ -718,8 +776,8 @@ class RunStore:
         output = saved_row(row, f"{self.directory.results_file}:{line}")
         for name in DISK_FIELDS:
             output.pop(name, None)
-        output["example_id"] = job.example.example_id
-        self.rows[job.position] = output
+        output["example_id"] = example_id
+        self.rows[position] = output
 
     def outside(self) -> list[str]:
         """Keys of saved rollouts that ``find`` was not asked for."""

@@ -2,12 +2,13 @@
 
 One request writes: a person's label of a rollout.
 
-Files are never served by path: requests name a run, which is looked up in the catalog. Handlers run in threads, so
+Files are never served by path: requests name a run, which is looked up in the catalog. Answers are made in threads, so
 reading a large file does not block other requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -15,7 +16,6 @@ from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -41,17 +41,17 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
     token = secrets.token_urlsafe() if is_loopback(host) else None
     answers = answer_table(library) | {"labels": lambda q: library.labels(_run(q)) | {"token": token}}
 
-    def static(request: Request) -> Response:
+    async def static(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
         if name not in files:
             return PlainTextResponse("no such file\n", 404)
         return Response(files[name], headers={"content-type": TYPES[name[name.rindex(".") :]]})
 
-    def api(request: Request) -> Response:
+    async def api(request: Request) -> Response:
         answer = answers.get(request.path_params["question"])
         if answer is None:
             return _json({"error": "no such question"}, 404)
-        return answered(lambda: answer(request.query_params))
+        return await asyncio.to_thread(answered, lambda: answer(request.query_params))
 
     def answered(answer: Callable[[], Mapping[str, Any]]) -> Response:
         try:
@@ -69,7 +69,7 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
         if not request.headers.get("content-length", "").isdigit() or int(request.headers["content-length"]) > MAX_BODY:
             return _json({"error": "a label is a short JSON object"}, 413)
         body = await request.body()
-        return await run_in_threadpool(lambda: answered(lambda: library.label(*_label(body))))
+        return await asyncio.to_thread(answered, lambda: library.label(*_label(body)))
 
     return Starlette(
         routes=[
@@ -94,7 +94,9 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
     return {
         "compare": lambda q: library.compare([run for run in q.get("runs", "").split("\n") if run]),
         "version": lambda q: library.version(q.get("run")),
-        "runs": lambda q: library.runs(int(q.get("first", "0")), LIST_S),
+        "runs": lambda q: library.runs(
+            first := int(q.get("first", "0")), LIST_S if first else 0.0, q.get("generation", "")
+        ),
         "run": lambda q: library.run(_run(q)),
         "columns": lambda q: library.columns(
             _run(q), _step(q), int(q.get("first", "0")), int(q.get("generation", "-1"))

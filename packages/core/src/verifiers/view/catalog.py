@@ -2,10 +2,15 @@
 
 A run's id is its path relative to its folder. An id is looked up among the known runs, never joined to a path, so no id
 can leave the folders. Symbolic links are not followed. ``describe`` and ``index`` read the files' content.
+
+A thread searches, the folders that changed last first, so that the newest of very many runs are known at once.
 """
 
 from __future__ import annotations
 
+import functools
+import heapq
+import math
 import os
 import re
 import threading
@@ -25,6 +30,8 @@ FRESH_S = 1.0
 """Seconds for which the list of runs is cached, at least."""
 COST_SHARE = 0.2
 """Largest share of the time that is spent on searching the folders; the list of many runs is cached for longer."""
+GET_S = 0.1
+"""Seconds for which a request about a known run waits for a search, which may find that it is gone."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"(step|dropped)-(\d+)\.jsonl")
 
@@ -67,22 +74,69 @@ class Catalog:
         for path, folder in zip(folders, self.folders, strict=True):
             if not folder.is_dir():
                 raise ConfigError(f"{path} is not a folder; name a folder with runs, or one run's folder")
-        self._lock = threading.Lock()
+        self._roots = [str(folder) for folder in self.folders]
+        self._labels = [_label(folder) for folder in self.folders]
+        self._changed = threading.Condition()
         self._sources: dict[str, Source] = {}
-        self._next_scan = 0.0
+        self._is_searched = self._is_searching = False
+        self._is_folder = functools.cache(os.path.isdir)  # a new one in every search
+        self._affordable = self._due = 0.0
+        """When the folders may be searched again without a large share of the time, and when they are."""
 
     def sources(self) -> dict[str, Source]:
-        """Id -> run."""
-        with self._lock:
-            if (started := time.monotonic()) >= self._next_scan:
-                self._sources = {source.id: source for source in self._scan()}
-                ended = time.monotonic()
-                self._next_scan = ended + max(FRESH_S, (ended - started) / COST_SHARE)
-            return self._sources
+        """Id -> run, of all runs."""
+        return self.known(math.inf, math.inf)[0]
+
+    def known(self, least: float, wait_s: float) -> tuple[dict[str, Source], bool]:
+        """(id -> run of those that were found, newest first; whether the folders were searched to the end).
+
+        Searches again when that is due, and waits ``wait_s`` seconds for the result; the first time it waits until
+        there are ``least`` runs.
+        """
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            self.search()
+            while self._is_searching:
+                if self._is_searched and (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(None if left == math.inf else left)
+                elif not self._is_searched and len(self._sources) < least:
+                    self._changed.wait()
+                else:
+                    break
+            return (self._sources if self._is_searched else dict(self._sources)), self._is_searched
+
+    def search(self, is_wanted: bool = False) -> None:
+        """Begin to search the folders, in a thread, if that is due, or ``is_wanted`` and affordable."""
+        with self._changed:
+            if not self._is_searching and time.monotonic() >= (self._affordable if is_wanted else self._due):
+                self._is_searching = True
+                threading.Thread(target=self._search, name="vf-view-search", daemon=True).start()
+
+    def _search(self) -> None:
+        """Find all runs; during the first search they can be seen one by one."""
+        started, found = time.monotonic(), {}
+        try:
+            for source in self._scan():
+                found[source.id] = source
+                if not self._is_searched:
+                    with self._changed:
+                        self._sources[source.id] = source
+                        self._changed.notify_all()
+        finally:
+            ended = time.monotonic()
+            with self._changed:
+                self._sources = found
+                self._is_searched, self._is_searching = True, False
+                self._affordable = ended + (ended - started) / COST_SHARE
+                self._due = max(ended + FRESH_S, self._affordable)
+                self._changed.notify_all()
 
     def get(self, run_id: str) -> Source:
         """The run with this id. Raises: ``LookupError``."""
-        source = self.sources().get(run_id)
+        source = self.known(0, GET_S)[0].get(run_id)
+        if source is None:  # it may be new
+            self.search(is_wanted=True)
+            source = self.sources().get(run_id)
         if source is None or not self._is_inside(source.folder):
             raise LookupError(f"there is no run {run_id!r}")
         return source
@@ -103,16 +157,34 @@ class Catalog:
         return any(real.is_relative_to(folder) for folder in self.folders)
 
     def _scan(self) -> Iterator[Source]:
-        ids: set[str] = set()
-        for folder in self.folders:
-            label, root = _label(folder), str(folder)
-            for path, kind in _runs_below(root, MAX_DEPTH):
-                run_id = path.removeprefix(root).lstrip("/") or label
-                if run_id in ids:
-                    run_id = f"{label}/{run_id}"
-                if run_id not in ids:
-                    ids.add(run_id)
-                    yield Source(run_id, Path(path), kind)
+        self._is_folder = functools.cache(os.path.isdir)
+        for number, path, kind in _runs_below(self._roots):
+            run_id = self._id(number, path.removeprefix(self._roots[number]).lstrip("/"))
+            if run_id is not None:
+                yield Source(run_id, Path(path), kind)
+
+    def _id(self, number: int, relative: str) -> str | None:
+        """The id of a run of folder ``number``, whatever order they are found in: earlier folders name theirs first.
+
+        None when they have named both that it could have.
+        """
+        label = self._labels[number]
+        name = relative or label
+        for run_id in (name, f"{label}/{name}"):
+            if not any(self._has(earlier, run_id) for earlier in range(number)):
+                return run_id
+        return None
+
+    def _has(self, number: int, run_id: str) -> bool:
+        """Whether a run of folder ``number`` has this id."""
+        root, label = self._roots[number], self._labels[number]
+        possible = [run_id, run_id.removeprefix(f"{label}/"), *([""] if run_id in (label, f"{label}/{label}") else [])]
+        return any(self._is_run(f"{root}/{each}") and self._id(number, each) == run_id for each in possible)
+
+    def _is_run(self, folder: str) -> bool:
+        return self._is_folder(os.path.dirname(folder)) and any(
+            os.path.isfile(f"{folder}/{name}") for name in (RESULTS_NAME, METRICS_NAME)
+        )
 
 
 def default_folders() -> list[Path]:
@@ -128,20 +200,39 @@ def _label(folder: Path) -> str:
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 
-def _runs_below(folder: str, depth: int) -> Iterator[tuple[str, str]]:
-    """(folder, kind) of each run, sorted by name. A training run may contain evaluations; an evaluation has no runs."""
+def _runs_below(roots: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """(number of the root, folder, kind) of each run, the folder that changed last first.
+
+    A training run may contain evaluations; an evaluation has no runs.
+    """
+    pending = [(0, root, number, MAX_DEPTH) for number, root in enumerate(roots)]  # a heap
+    while pending:
+        _, folder, number, depth = heapq.heappop(pending)
+        names, below = _listed(folder)
+        if RESULTS_NAME in names:
+            yield number, folder, EVALUATION
+            continue
+        if METRICS_NAME in names:
+            yield number, folder, TRAINING
+        if depth:
+            for changed_ns, path in below:
+                heapq.heappush(pending, (-changed_ns, path, number, depth - 1))
+
+
+def _listed(folder: str) -> tuple[set[str], list[tuple[int, str]]]:
+    """(the files that make a folder a run, (time of the last change, path) of each folder in it that may hold runs)."""
+    names, below = set(), []
     try:
         with os.scandir(folder) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
+            for entry in entries:
+                name = entry.name
+                if name in (RESULTS_NAME, METRICS_NAME):
+                    if entry.is_file(follow_symlinks=False):
+                        names.add(name)
+                elif name.startswith((".", "checkpoint-")) or name in _SKIPPED:
+                    continue
+                elif entry.is_dir(follow_symlinks=False):
+                    below.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
     except OSError:  # removed meanwhile, or not readable
-        return
-    files = {entry.name for entry in listed if entry.is_file(follow_symlinks=False)}
-    if RESULTS_NAME in files:
-        yield folder, EVALUATION
-        return
-    if METRICS_NAME in files:
-        yield folder, TRAINING
-    for entry in listed:
-        hidden = entry.name.startswith((".", "checkpoint-")) or entry.name in _SKIPPED
-        if depth and not hidden and entry.is_dir(follow_symlinks=False):
-            yield from _runs_below(entry.path, depth - 1)
+        pass
+    return names, below

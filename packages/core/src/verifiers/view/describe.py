@@ -42,14 +42,11 @@ _WATCHED = (RESULTS_NAME, METRICS_NAME, METADATA_NAME, LOCK_NAME)
 
 def version(source: Source) -> str:
     """A token that changes when the run's files do; a few calls of ``stat``."""
-    parts, folder = [], str(source.folder)  # texts: paths as objects take longer to make than the files to look at
-    for name in _WATCHED:
-        with contextlib.suppress(OSError):
-            stat = os.stat(f"{folder}/{name}")
-            parts.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
+    watched = _stats(str(source.folder))
+    parts = [f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}" for stat in watched.values()]
     if source.kind == TRAINING:
         parts.append(str(len(source.steps())))
-    parts.append((_is_written(source, None) and "w") or "")
+    parts.append((_is_written(source, None, watched) and "w") or "")
     return "-".join(parts)
 
 
@@ -219,19 +216,32 @@ def _training_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _is_written(source: Source, seconds_per_step: float | None) -> bool:
-    """Whether a process is writing the run: its lock's process is alive on this host, or its files changed recently."""
-    folder, pid = str(source.folder), None
-    with contextlib.suppress(OSError):
-        stat = os.stat(f"{folder}/{LOCK_NAME}")
-        pid, host = _holder(f"{folder}/{LOCK_NAME}", stat.st_ino, stat.st_size, stat.st_mtime_ns)
+def _is_written(
+    source: Source, seconds_per_step: float | None, watched: Mapping[str, os.stat_result] | None = None
+) -> bool:
+    """Whether a process is writing the run: its lock's process is alive on this host, or its files changed recently.
+
+    ``watched``: the result of ``_stats``, if it is there already.
+    """
+    folder = str(source.folder)
+    watched = _stats(folder) if watched is None else watched
+    if (lock := watched.get(LOCK_NAME)) is not None:
+        pid, host = _holder(f"{folder}/{LOCK_NAME}", lock.st_ino, lock.st_size, lock.st_mtime_ns)
         if pid is not None and host == socket.gethostname():
             return is_alive(pid)
-    changed = 0.0
-    for name in (*_WATCHED, "completions"):
-        with contextlib.suppress(OSError):
-            changed = max(changed, os.stat(f"{folder}/{name}").st_mtime)
+    changed = max((stat.st_mtime for stat in watched.values()), default=0.0)
+    with contextlib.suppress(OSError):
+        changed = max(changed, os.stat(f"{folder}/completions").st_mtime)
     return time.time() - changed < max(QUIET_S, 5 * (seconds_per_step or 0))
+
+
+def _stats(folder: str) -> dict[str, os.stat_result]:
+    """The files whose changes are noticed, by name. Joins texts: making paths would take longer than looking."""
+    found = {}
+    for name in _WATCHED:
+        with contextlib.suppress(OSError):
+            found[name] = os.stat(f"{folder}/{name}")
+    return found
 
 
 @functools.lru_cache(maxsize=MAX_HOLDERS)

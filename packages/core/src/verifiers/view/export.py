@@ -96,6 +96,7 @@ def _page(page: str) -> str:
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(file name, response) of every request the page can make. Runs are numbered in the order of the list."""
     runs = library.runs()
+    runs["runs"].sort(key=lambda run: str(run["id"]))
     yield "runs", {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True}
     yield from _comparisons(library, runs["runs"])
     for index, described in enumerate(runs["runs"]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +24,9 @@ from verifiers.results.labels import LABEL, completion_hash, read_labels, write_
 from verifiers.results.statistics import known
 from verifiers.results.stored import StoredOutputs
 from verifiers.view import describe, rollout
-from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
+from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog
 from verifiers.view.curves import Curves
+from verifiers.view.listing import Listing
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
 """Number of indexes in memory, and of their rows, about 200 bytes each; the least recently used is dropped first. The
@@ -34,8 +34,7 @@ one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
 LIST_S = 0.15
-"""Seconds that one request may spend on the list of runs, once it has ``MIN_LISTED``."""
-MIN_LISTED = 100
+"""Seconds that one request may spend on the list of runs after the first, which is answered with a few runs."""
 MAX_PREVIEWS = 400
 
 
@@ -51,36 +50,25 @@ class Library:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[tuple[str, int | None], RowIndex] = OrderedDict()
         self._curves: dict[str, Curves] = {}
-        self._described: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.listing = Listing(catalog)
 
     def version(self, run_id: str | None = None) -> dict[str, Any]:
         """A token that changes with the run, or with the list of runs."""
         if run_id is not None:
             return {"version": describe.version(self.catalog.get(run_id))}
-        tokens = [f"{source.id}:{describe.version(source)}" for source in self.catalog.sources().values()]
-        return {"version": f"{hash(tuple(tokens)) & 0xFFFFFFFFFFFF:x}"}
+        return {"version": self.listing.version()}
 
-    def runs(self, first: int = 0, budget_s: float = math.inf) -> dict[str, Any]:
-        """A summary of every run from number ``first`` on, and the folders that were searched.
-
-        ``next`` is where to continue when the time budget ended before the list, else null.
-        """
-        described, following = [], None
-        deadline = time.monotonic() + budget_s
-        sources = list(self.catalog.sources().values())
-        for number, source in enumerate(sources[first:], first + 1):
-            with contextlib.suppress(OSError):  # removed since the scan
-                described.append(self._describe(source))
-            if number - first >= MIN_LISTED and number < len(sources) and time.monotonic() > deadline:
-                following = number
-                break
-        return {"runs": described, "folders": [str(folder) for folder in self.catalog.folders], "next": following}
+    def runs(self, first: int = 0, budget_s: float = math.inf, generation: str = "") -> dict[str, Any]:
+        """A summary of every run, the newest first, or of those that changed after ``first``, as ``Listing.part``; and
+        the folders that were searched."""
+        part = self.listing.part(first, budget_s, generation)
+        return {**part, "folders": [str(folder) for folder in self.catalog.folders]}
 
     def run(self, run_id: str) -> dict[str, Any]:
         """One run: its summary, its settings, and the steps of a training run that have saved rollouts."""
         source = self.catalog.get(run_id)
         steps = source.steps() if source.kind == TRAINING else []
-        return {**self._describe(source), **describe.settings(source), "steps": steps}
+        return {**self.listing.entry(source), **describe.settings(source), "steps": steps}
 
     def columns(
         self, run_id: str, step: int | None = None, first: int = 0, generation: int = -1, budget_s: float = READ_S
@@ -116,7 +104,7 @@ class Library:
         """
         source, index = self.catalog.get(run_id), self._index(run_id, step)
         index.read()
-        described = self._describe(source)
+        described = self.listing.entry(source)
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
@@ -219,7 +207,7 @@ class Library:
 
     def _measured(self, run_id: str, index: RowIndex, by_hash: bool) -> Measured:
         source = self.catalog.get(run_id)
-        described, replaced = self._describe(source), set(index.replaced)
+        described, replaced = self.listing.entry(source), set(index.replaced)
         values: dict[Any, list[float]] = {}
         for row, (key, reward) in enumerate(
             zip(index.columns["key" if by_hash else "example"], index.columns["reward"], strict=True)
@@ -229,13 +217,6 @@ class Library:
         status = "complete" if described["status"] == "finished" else described["status"]
         config = describe.settings(source)["config"]
         return Measured(run_id, described["env"], {"reward": values}, described["model"], config, status)
-
-    def _describe(self, source: Source) -> dict[str, Any]:
-        version = describe.version(source)
-        cached = self._described.get(source.id)
-        if cached is None or cached[0] != version:
-            cached = self._described[source.id] = version, describe.describe(source)
-        return cached[1]
 
     def _read_index(self, run_id: str, step: int | None) -> RowIndex:
         index = self._index(run_id, step)

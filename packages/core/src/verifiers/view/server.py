@@ -30,6 +30,7 @@ class Server:
                 f"--host {host} shows the runs to everyone who can reach this machine; allow it with --allow-remote, "
                 "or keep 127.0.0.1 and use a tunnel (ssh -L)"
             )
+        self._library = library
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         url_host = f"[{host}]" if ":" in host else host
@@ -41,11 +42,14 @@ class Server:
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=2,
+            ws="none",
+            lifespan="off",
         )
         self._server = uvicorn.Server(config)
 
     def run(self, started: Callable[[], None] | None = None) -> None:
         """Serve; ``started`` is called in a thread once connections are accepted."""
+        self._library.catalog.search()  # the first page needs it
         if started is not None:
             threading.Thread(target=self._call_when_open, args=(started,), daemon=True).start()
         try:

@@ -192,14 +192,16 @@ class _Command:
         from verifiers.runtime.redaction import redacted
 
         rates = throughput(progress.done - progress.resumed, progress.output_tokens, results.metadata["time"])
-        facts = run_facts(results, throughput=rates, exported=self._export(prepared, results))
+        summary = results.summary()
+        facts = run_facts(results, summary, throughput=rates, exported=self._export(prepared, results))
         self.report.runs.append(facts)
         self.varied.append(redacted(prepared.evaluation.combination))
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
             notes = _notes(prepared, results)
-            print_summary(results, facts, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
+            samples = not self.command.abbreviated_summary
+            print_summary(results, facts, samples=samples, notes=notes, stream=self.out, summary=summary)
             self.out.flush()
 
     def _show_table(self) -> None:

@@ -62,26 +62,33 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
     }
 
 
-def run_facts(results: Any, **more: Any) -> dict[str, Any]:
+def run_facts(results: Any, summary: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``, ``exported``).
 
-    Latency is in milliseconds, ``local_model`` only where it was used.
+    Latency is in milliseconds, ``local_model`` only where it was used. ``summary``: of the results, if it is known.
     """
-    facts = results.summary() | more
+    facts = {**(results.summary() if summary is None else summary), **more}
     local_model = results.metadata.get("local_model")
     return {key: facts.get(key) for key in RUN_KEYS} | ({"local_model": local_model} if local_model else {})
 
 
 def print_summary(
-    results: Any, facts: Mapping[str, Any], *, samples: bool, notes: Iterable[str], stream: TextIO
+    results: Any,
+    facts: Mapping[str, Any],
+    *,
+    samples: bool,
+    notes: Iterable[str],
+    stream: TextIO,
+    summary: Mapping[str, Any] | None = None,
 ) -> None:
-    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts``: of `run_facts`."""
+    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts`` and ``summary``: as for
+    `run_facts`."""
     from rich.console import Console
     from rich.text import Text
 
     from verifiers.data.messages import escape_control
 
-    facts = {**results.summary(), **facts}
+    facts = {**(results.summary() if summary is None else summary), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
     console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
     lines = [(escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)]

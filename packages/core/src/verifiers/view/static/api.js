@@ -22,16 +22,33 @@ export async function ask(question, params = {}) {
   return answer;
 }
 
-// Every run, in several requests where there are many; `shown` is called with those so far.
-export async function askRuns(shown = () => {}) {
-  const runs = [];
-  let answer = { next: 0 };
-  do {
-    answer = await ask("runs", { first: answer.next });
-    runs.push(...answer.runs);
-    if (answer.next) shown(runs, answer.folders);
-  } while (answer.next);
-  return { runs, folders: answer.folders };
+// All runs as far as they are known here: `more` asks for the next of them, or for those that changed since.
+export class Runs {
+  constructor() {
+    this.byId = new Map();
+    this.seen = 0;
+    this.total = 0; // runs that the server found so far
+    this.isWhole = false;
+    this.folders = [];
+    this.generation = null; // of the server: another one counts its changes anew
+  }
+
+  get all() {
+    return [...this.byId.values()];
+  }
+
+  async more() {
+    const answer = await ask("runs", { first: this.seen, generation: this.generation });
+    if (answer.generation !== this.generation) this.byId.clear();
+    this.generation = answer.generation;
+    for (const run of answer.runs) this.byId.set(run.id, run);
+    for (const id of answer.gone) this.byId.delete(id);
+    this.seen = answer.seen;
+    this.isWhole = answer.next === null;
+    this.total = Math.max(answer.total, this.byId.size);
+    this.folders = answer.folders;
+    return answer.runs.length + answer.gone.length;
+  }
 }
 
 // Write a label of a rollout: true, false, or null to take it back.

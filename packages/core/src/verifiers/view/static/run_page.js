@@ -1,6 +1,6 @@
 // One evaluation: its scores and rollouts.
 
-import { ask, askRuns } from "./api.js";
+import { ask, Runs } from "./api.js";
 import { auditLink } from "./audit_page.js";
 import { h, replace } from "./dom.js";
 import { ago, bytes, count, duration, number } from "./format.js";
@@ -9,10 +9,12 @@ import { rowsOf } from "./rows.js";
 import { rowsView } from "./rows_view.js";
 import { list, value } from "./transcript.js";
 
+const MAX_OTHERS = 200; // runs to compare with that are offered; any others are marked in the list of runs
+
 export async function runPage(main, { parts, query }) {
   const id = parts[1];
   let run = await ask("run", { run: id });
-  let others = [];
+  let [others, closed] = [[], false];
   const rows = rowsOf(id);
   const head = h("div");
   const body = rowsView(rows, { base: ["run", id], query, weights: run.weights, success: successOf(run), link: (row, view) => address(["run", id, String(row)], view) });
@@ -20,14 +22,21 @@ export async function runPage(main, { parts, query }) {
   drawHead();
   if (rows.total) body.show();
   await body.update();
-  others = (await askRuns()).runs.filter((other) => other.kind === "evaluation" && other.id !== id);
-  others.sort((a, b) => (b.env === run.env) - (a.env === run.env));
-  drawHead();
+  findOthers().catch(() => {}); // beside the page, which does not wait for very many runs
   const stop = follow(id, async () => {
     run = await ask("run", { run: id });
     await body.update();
     drawHead();
   });
+
+  async function findOthers() {
+    const known = new Runs();
+    do await known.more();
+    while (!known.isWhole && !closed);
+    others = known.all.filter((other) => other.kind === "evaluation" && other.id !== id);
+    others = others.sort((a, b) => (b.env === run.env) - (a.env === run.env)).slice(0, MAX_OTHERS);
+    if (!closed) drawHead();
+  }
 
   function drawHead() {
     const passed = Object.entries(run.pass_at_k || {});
@@ -57,6 +66,6 @@ export async function runPage(main, { parts, query }) {
 
   return {
     crumbs: [[run.env || run.name, null]], title: runName(run), keys: { ...body.keys, u: () => (location.hash = "#/") },
-    onkey: body.onkey, help: [...body.help, ["u", "back to the runs"]], close: () => (stop(), body.close()),
+    onkey: body.onkey, help: [...body.help, ["u", "back to the runs"]], close: () => ((closed = true), stop(), body.close()),
   };
 }

@@ -1,13 +1,16 @@
 // The start page: all runs, newest first.
 
-import { askRuns, isCopy } from "./api.js";
+import { isCopy, Runs } from "./api.js";
 import { h, replace, visible } from "./dom.js";
-import { ago, bytes, count, duration, interval, isKnown, number, plural } from "./format.js";
+import { ago, bytes, count, duration, interval, isKnown, number } from "./format.js";
 import { address, chooser, follow, pageOf, remember, select, shownColumns, status } from "./page.js";
 import { sparkline } from "./plots.js";
 import { Table } from "./table.js";
 
 const MAX_VARYING = 3; // settings shown without being chosen
+const SHOW_MS = 500; // between two views of a list that is still being read
+const ORDER = new Intl.Collator("en", { numeric: true });
+const whole = (n) => n.toLocaleString("en");
 
 // The settings in which runs of one environment differ.
 export function varying(runs) {
@@ -24,7 +27,10 @@ export function varying(runs) {
 }
 
 export async function runsPage(main, { query }) {
+  const known = new Runs();
   let runs = [];
+  let columns = null; // of `runs`
+  let [reading, closed, shownAt] = [null, false, 0];
   const view = { q: query.q || "", kind: query.kind || "", status: query.status || "", sort: query.sort || "-date" };
   const picked = new Set((query.pick || "").split("\n").filter(Boolean));
   const compare = h("a", { class: "button primary", hidden: true }, "Compare");
@@ -94,37 +100,56 @@ export async function runsPage(main, { query }) {
     chosen.sort((a, b) => {
       const [left, right] = [a, b].map((run) => (name.startsWith("setting:") ? run.settings?.[name.slice(8)] : run[name]) ?? null);
       if (left === null || right === null) return (left === null) - (right === null);
-      const order = typeof left === "number" ? left - right : String(left).localeCompare(String(right), "en", { numeric: true });
+      const order = typeof left === "number" ? left - right : ORDER.compare(left, right);
       return down ? -order : order;
     });
-    const all = allColumns();
+    const all = (columns ??= allColumns());
     table.layout(shownColumns("runs", all), view.sort);
     if (!columnMenu.querySelector("[open]")) replace(columnMenu, chooser("runs", all.filter((column) => column.title), show));
     table.show(chosen);
     const running = runs.filter((run) => run.status === "running").length;
-    summary.textContent = [chosen.length === runs.length ? plural(runs.length, "run") : `${chosen.length} of ${plural(runs.length, "run")}`, running ? `${running} running` : ""].filter(Boolean).join(", ");
+    const all_ = `${whole(runs.length)} run${runs.length === 1 ? "" : "s"}`;
+    const shown = chosen.length === runs.length ? all_ : `${whole(chosen.length)} of ${all_}`;
+    const rest = known.isWhole ? "" : `the others are being read: ${whole(known.total)} found`;
+    summary.textContent = [shown, running ? `${running} running` : "", rest].filter(Boolean).join(", ");
   }
 
-  async function load() {
-    const answer = await askRuns((found, folders) => found.length > runs.length && place({ runs: [...found], folders }));
-    place(answer);
+  // Read what is new, one part after another; the list is shown at the first, now and then, and at the last.
+  async function read() {
+    let changed = false;
+    do {
+      changed = Boolean(await known.more()) || changed;
+      if (closed) return;
+      if (!known.isWhole && changed && performance.now() - shownAt > SHOW_MS) (place(), (changed = false));
+    } while (!known.isWhole);
+    place();
   }
 
-  function place(answer) {
-    runs = answer.runs;
+  // The reading in progress, or a new one.
+  function load() {
+    reading ??= read().finally(() => (reading = null));
+    return reading;
+  }
+
+  function place() {
+    shownAt = performance.now();
+    runs = known.all;
+    columns = null;
     if (runs.length) show();
     else replace(main, h("section", { class: "empty" }, h("h1", null, "No runs yet"),
-      h("p", null, `There is no run below ${answer.folders.join(", ")}. This page shows the first one as soon as it is there:`), h("pre", null, "vf-eval ENVIRONMENT -n 20")));
+      h("p", null, `There is no run below ${known.folders.join(", ")}. This page shows the first one as soon as it is there:`), h("pre", null, "vf-eval ENVIRONMENT -n 20")));
     if (runs.length && !table.element.isConnected) (replace(main, h("h1", { class: "hidden" }, "Runs"), controls, table.element), show());
   }
 
-  await load();
+  await known.more();
+  place();
+  if (!known.isWhole) load().catch((error) => replace(summary, `the other runs cannot be read: ${error.message}`));
   const stop = isCopy ? () => {} : follow(null, load);
   return {
     crumbs: [], title: "runs",
     keys: { "/": () => search.focus(), x: () => table.focused >= 0 && pick(table.order[table.focused]), c: () => !compare.hidden && compare.click() },
     onkey: (name) => table.key(name),
     help: [["j k", "next, previous run"], ["Enter", "open"], ["x", "mark for comparing"], ["c", "compare the marked ones"]],
-    close: () => (stop(), table.close()),
+    close: () => ((closed = true), stop(), table.close()),
   };
 }
