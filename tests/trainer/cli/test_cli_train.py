@@ -187,15 +187,18 @@ def vars_of(limit):
     return {name: getattr(limit, name) for name in names}
 
 
-def test_a_batch_that_is_right_with_another_spelling_or_a_recipe_passes_the_first_checks():
+def test_a_batch_that_is_right_with_another_spelling_a_recipe_or_a_loss_passes_the_first_checks():
     for words in (
+        ["--loss=sft", "--trainer.args.batch_size=4", "--trainer.args.micro_batch_size=4"],
         ["--trainer.args.batch_size=48", "--trainer.args.micro_batch_size=16", "--trainer.args.max_steps=1"],
         ["--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
         ["--trainer.algorithm=rl", "--trainer.args.num_generations=3", "--trainer.args.batch_size=9"],
     ):
         check_first(["--model=builtin:tiny", "--env.id=reverse-text", *words])
-    with pytest.raises(ConfigError, match="nearest that are: 32 or 48"):
-        check_first(["--model=builtin:tiny", "--env.id=reverse-text", "--trainer.args.batch_size=40"])
+    loss = ["--loss=ppo", "--trainer.args.advantage=mean", "--trainer.args.rollouts_per_example=16"]
+    for words in ([], loss):
+        with pytest.raises(ConfigError, match="nearest that are: 32 or 48"):
+            check_first(["--model=builtin:tiny", "--env.id=reverse-text", "--trainer.args.batch_size=40", *words])
 
 
 def test_a_loss_in_a_file_beside_the_toml_is_found(run, monkeypatch):

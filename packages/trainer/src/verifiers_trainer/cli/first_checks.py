@@ -48,6 +48,8 @@ def _value_problems(settings: TrainSettings) -> list[str]:
     found = [problem for problem in problems if problem is not None]
     if "recipe" in settings.config or settings.places.keys() & compat.GRPO_NAMES:
         return found  # the values of a recipe, and of other spellings, are read with transformers
+    if "loss" in settings.config and not {"rollouts_per_example", "advantage"} <= settings.config.keys():
+        return found  # a loss has defaults for them: imitated rollouts have no siblings
     world_size = os.environ.get("WORLD_SIZE", "")
     return found + check_batch(_Given(settings.config), int(world_size) if world_size.isdecimal() else 1)
 
