@@ -40,7 +40,7 @@ class VerifiersError(Exception):
     retryable = False
     scorable = False
 
-    def __init__(self, message: str = "", **facts: Any):
+    def __init__(self, message: str = "", **facts: object):
         super().__init__(message)
         if unknown := facts.keys() - FACTS:
             raise TypeError(f"{type(self).__name__} has no fact {sorted(unknown)}; add it to errors.FACTS")

@@ -234,7 +234,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _object(arguments: Any) -> Any:
+def _object(arguments: str) -> Any:
     try:
         return json.loads(arguments)
     except ValueError:  # not JSON: pass the model's text to the template

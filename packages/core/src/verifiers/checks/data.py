@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.checks.report import Findings, error_text, method_place, raised_at
 from verifiers.data.examples import Example, Table
@@ -17,6 +17,9 @@ from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import DatasetError
 from verifiers.runtime.json import canonical_json, encode_row
+
+if TYPE_CHECKING:
+    from verifiers.types import Messages
 
 MAX_ROWS = 1000
 CHARS_PER_TOKEN = 4
@@ -217,7 +220,7 @@ def _has_second_system_prompt(prompt: Any, system_prompt: str) -> bool:
     return texts[0] != system_prompt or roles.count("system") > 1 or any(system_prompt in text for text in texts[1:])
 
 
-def _texts(prompt: Any) -> list[str]:
+def _texts(prompt: Messages) -> list[str]:
     return [prompt] if isinstance(prompt, str) else [message_text(message) for message in prompt]
 
 

@@ -118,7 +118,7 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
     )
 
 
-def _loader_of(env_or_id: Any) -> Loader:
+def _loader_of(env_or_id: Loader | str) -> Loader:
     if not isinstance(env_or_id, str):
         loader: Loader = env_or_id
         return loader

@@ -87,7 +87,7 @@ def solution(env: Environment, example: Example, request: ModelRequest) -> Any:
     return oracle_reply(env.oracle(example.row), request, number)
 
 
-def oracle_reply(replies: Any, request: ModelRequest, number: int) -> Any:
+def oracle_reply(replies: object, request: ModelRequest, number: int) -> Any:
     """The ``number``-th reply of what an oracle returned; a list that runs out repeats its last reply."""
     if callable(replies):
         return replies(request)

@@ -15,6 +15,7 @@ from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:
     from verifiers.checks.audit.report import AuditReport
+    from verifiers.cli.evaluate.options import EvalSettings
     from verifiers.environments.base import Environment
 
 ABOUT = """Look for ways to be paid by an environment without solving its task.
@@ -96,7 +97,7 @@ def _arguments(text: str | None) -> dict[str, Any]:
     return arguments
 
 
-def _profile(call: Call, env: Environment, settings: Any) -> tuple[Any, ...]:
+def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any, ...]:
     """Run the model on the training rows; write the useful ones to ``--keep``."""
     from verifiers.checks.audit.profile import profile_rows, write_useful
     from verifiers.cli.evaluate.models import choose

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -83,7 +83,7 @@ def _ended() -> asyncio.Event:
     return ended
 
 
-def _announce(call: Call, server: Any, address: str, client: str) -> None:
+def _announce(call: Call, server: EnvServer | ZmqServer, address: str, client: str) -> None:
     if call.json:  # print it now: the command ends with Ctrl-C
         print(json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out)
         call.json = False

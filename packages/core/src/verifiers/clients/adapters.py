@@ -190,7 +190,7 @@ class GetResponseClient(_Adapter):
 class _ObjectEndpoint:
     """The endpoint of an object for error messages, read when one is created."""
 
-    def __init__(self, called: Any):
+    def __init__(self, called: object):
         self._called = called
 
     @property

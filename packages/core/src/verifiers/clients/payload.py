@@ -12,12 +12,15 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest
+
+if TYPE_CHECKING:
+    from verifiers.types import Messages
 
 MAX_TOKENS_ALIASES = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
@@ -90,7 +93,7 @@ def chat_messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def has_audio(prompt: Any) -> bool:
+def has_audio(prompt: Messages) -> bool:
     """Return whether any message has an ``input_audio`` part."""
     if isinstance(prompt, str):
         return False

@@ -77,7 +77,7 @@ class Client(Protocol):
 
     if not TYPE_CHECKING:  # it would be a member of the protocol
 
-        def __init_subclass__(cls, **keywords: Any):
+        def __init_subclass__(cls, **keywords: object):
             super().__init_subclass__(**keywords)
             if (
                 Client in cls.__bases__

@@ -278,7 +278,9 @@ async def close(client: object) -> None:
 
 
 @asynccontextmanager
-async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> AsyncIterator[tuple[Client, str]]:
+async def client_for(
+    client: ClientLike | None, model: ModelLike | None, *, keep_raw: bool = False
+) -> AsyncIterator[tuple[Client, str]]:
     """Yield (client, model name) of one call, and close the client if it was created for this call.
 
     A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls in the same event

@@ -50,7 +50,7 @@ def read_plain(client: Any) -> dict[str, Any] | None:
     return {"config": config, "api_key": client.api_key or "", "query": query}
 
 
-def _is_patched(client: Any) -> bool:
+def _is_patched(client: object) -> bool:
     """Return whether ``create`` is replaced on this instance, which caches ``chat`` and ``completions``."""
     attributes = vars(client)
     chat = attributes.get("chat")

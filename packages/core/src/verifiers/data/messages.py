@@ -123,7 +123,7 @@ def as_mapping(value: object, what: str) -> Mapping[str, Any]:
     )
 
 
-def strip_nones(value: Any) -> Any:
+def strip_nones(value: object) -> Any:
     """Copy without None-valued dict keys at any depth, with pydantic objects as dicts. Tool calls stay unchanged.
 
     Undoes what Arrow does: it gives every dict of a column the keys of all.
@@ -134,8 +134,8 @@ def strip_nones(value: Any) -> Any:
         return {key: strip_nones(member) for key, member in value.items() if member is not None}
     if isinstance(value, list | tuple):
         return [strip_nones(member) for member in value]
-    if callable(getattr(value, "model_dump", None)):
-        return strip_nones(value.model_dump())
+    if callable(dump := getattr(value, "model_dump", None)):
+        return strip_nones(dump())
     return value
 
 
@@ -156,7 +156,7 @@ def message_text(message: object) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def last_text(messages: Any, role: str) -> str | None:
+def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
     """Return the text of the last message of ``role``, of any message type; None when there is none.
 
     Text in place of messages counts as a user message (a prompt) and as an assistant message (a completion).

@@ -409,7 +409,7 @@ class Environment(Identified):
         """Whether a subclass overrides ``rollout``, which then replaces the rollout loop."""
         return type(self).rollout is not Environment.rollout
 
-    def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
+    def make_dataset(self, results: GenerateOutputs, *args: Any, **options: Any) -> Any:
         """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
         from verifiers.results import make_dataset
 
@@ -478,7 +478,7 @@ class Environment(Identified):
     def oai_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tool_defs = list(tools)
 
-    def set_kwargs(self, **settings: Any) -> None:
+    def set_kwargs(self, **settings: object) -> None:
         """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of that name."""
         self.changes.update(settings)
         for name, value in settings.items():
@@ -795,7 +795,7 @@ def _prompt_tokens(response: Response) -> int:
     return len(response.tokens.prompt_ids) if response.tokens is not None else response.usage.prompt_tokens
 
 
-async def _run_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+async def _run_one(env: Environment, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     from verifiers.runs.single_rollouts import rollout
 
     return await rollout(env, *args, **keywords)

@@ -167,7 +167,7 @@ class EnvGroup(Environment):
         for member in self.envs:
             member.check_definition([example for example in sample if self.for_row(example.row) is member])
 
-    def set_kwargs(self, **settings: Any) -> None:
+    def set_kwargs(self, **settings: object) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
         super().set_kwargs(**settings)
         for name in settings:

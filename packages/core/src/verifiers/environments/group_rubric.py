@@ -112,11 +112,11 @@ class EnvGroupRubric(Rubric):
         """Check the rubric of every member."""
         self._each("check_needs")
 
-    def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def add_reward_func(self, func: Callable[..., Any], *args: object, **kwargs: object) -> None:
         """Add to the rubric of every member."""
         self._each("add_reward_func", func, *args, **kwargs)
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Add to the rubric of every member."""
         self._each("add_class_object", name, obj)
 

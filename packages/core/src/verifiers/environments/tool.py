@@ -267,7 +267,9 @@ def _of_trajectory(tool: str | None, num_calls: Callable[..., float]) -> Callabl
     return count
 
 
-def _exception_classes(classes_or_class: Any) -> tuple[type[BaseException], ...]:
+def _exception_classes(
+    classes_or_class: type[BaseException] | Iterable[type[BaseException]],
+) -> tuple[type[BaseException], ...]:
     classes = (classes_or_class,) if isinstance(classes_or_class, type) else tuple(classes_or_class)
     for one in classes:
         if not (isinstance(one, type) and issubclass(one, BaseException)):

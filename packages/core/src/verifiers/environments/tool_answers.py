@@ -6,14 +6,14 @@ This module calls no tool and depends on no environment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from verifiers.types import Message, ToolMessage
 
 PARTS = ("text", "image_url", "input_audio")
 
 
-def as_answer(result: Any, tool_call_id: str) -> Message:
+def as_answer(result: object, tool_call_id: str) -> Message:
     """Return a ``Message`` unchanged, a list of content parts as content, everything else as ``str(result)``.
 
     >>> as_answer(4, "call_1")
@@ -51,7 +51,7 @@ def cut(text: str, max_chars: int) -> str:
     return text[: max_chars - end] + note + (text[-end:] if end else "")
 
 
-def _are_parts(result: object) -> bool:
+def _are_parts(result: object) -> TypeGuard[list[Any]]:
     return isinstance(result, list) and bool(result) and all(map(_is_part, result))
 
 

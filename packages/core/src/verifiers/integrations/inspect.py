@@ -28,7 +28,7 @@ STATUS = {"complete": "success", "running": "started", "interrupted": "cancelled
 REWARD = "reward"
 
 
-def to_inspect(source: Any, out: str | Path = "x.eval") -> Path:
+def to_inspect(source: GenerateOutputs | str | Path, out: str | Path = "x.eval") -> Path:
     """Write the results, or those of a run directory, to ``out`` (``.eval`` or ``.json``); the path.
 
     *Raises* ImportError without Inspect, ConfigError when there are no results.

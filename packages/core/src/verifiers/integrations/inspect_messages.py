@@ -41,7 +41,7 @@ def load(module: str) -> ModuleType:
     return importlib.import_module(f"inspect_ai.{module}".rstrip("."))
 
 
-def to_chat(messages: Any) -> list[Any]:
+def to_chat(messages: Sequence[Mapping[str, Any]] | str) -> list[Any]:
     """Inspect's messages of ours; text becomes one user message."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

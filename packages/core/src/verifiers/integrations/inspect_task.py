@@ -12,13 +12,16 @@ models, so rollouts generated here cannot be trained on.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ModelError
 from verifiers.integrations.inspect_messages import FINISH_REASONS, from_assistant, load, to_chat, to_tools
 from verifiers.results.outputs import state_to_output
 from verifiers.types import ModelRequest, Response, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 SAMPLING = frozenset(
     "max_tokens temperature top_p top_k frequency_penalty presence_penalty logit_bias seed reasoning_effort "
@@ -78,12 +81,12 @@ def to_task(env: Environment, num_examples: int | None = None, rollouts_per_exam
     )
 
 
-def _solver(env: Environment, rows: Any) -> Any:
+def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> Any:
     module, types = load("solver"), load("model")
 
     @module.solver(name="verifiers")  # type: ignore[untyped-decorator]
     def verifiers() -> Any:
-        async def solve(state: Any, generate: Any) -> Any:
+        async def solve(state: Any, generate: object) -> Any:
             rollout = await env.run_rollout(
                 rows[state.metadata["row"]], InspectClient(), str(state.model), gen_sampling_args={}
             )
@@ -108,7 +111,7 @@ def _scorer() -> Any:
 
     @module.scorer(metrics=[module.mean(), module.stderr()], name="reward")  # type: ignore[untyped-decorator]
     def reward() -> Any:
-        async def score(state: Any, target: Any) -> Any:
+        async def score(state: Any, target: object) -> Any:
             found = state.store.get(STORE)
             if found is None or found["reward"] is None:
                 return None
@@ -123,5 +126,5 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _numbers(metrics: Any) -> dict[str, float | None]:
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _number(value) for name, value in metrics.items()}

@@ -19,7 +19,7 @@ import contextlib
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
@@ -316,7 +316,7 @@ def _error(message: str, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": message, "code": code}}
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def _json(value: object, status: int = 200) -> web.Response:
     return web.json_response(value, status=status)
 
 
@@ -330,7 +330,7 @@ def rows_of(env: Environment, split: str) -> Any:
     return rows
 
 
-def _task(rows: Any, index: int) -> dict[str, Any]:
+def _task(rows: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:
     """The prompt of a row, without its answer."""
     if not -len(rows) <= index < len(rows):
         raise BadMessage(f"the index {index} is outside of {len(rows)} tasks")
@@ -371,7 +371,7 @@ def _plain(message: Mapping[str, Any]) -> Any:
     return json_ready({name: value for name, value in message.items() if value is not None})
 
 
-def _as_observation(messages: Any) -> dict[str, Any]:
+def _as_observation(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     plain = [_plain(message) for message in messages]
     return {"messages": plain, "text": message_text(messages[-1]) if len(plain) else ""}
 

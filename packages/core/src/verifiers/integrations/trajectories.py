@@ -24,11 +24,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verifiers.errors import DatasetError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from verifiers.results.outputs import GenerateOutputs
 
 COLUMNS = "prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id".split()
 
@@ -60,7 +65,7 @@ class TrajectoryRow:
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def write_trajectories(source: Any, path: str | Path) -> int:
+def write_trajectories(source: GenerateOutputs | str | Path, path: str | Path) -> int:
     """Write results, or those in a run directory, to ``path``; the number of lines.
 
     *Raises* ConfigError when there are no results or a rollout has no recorded token ids.
@@ -116,12 +121,12 @@ def _check(row: TrajectoryRow) -> None:
             raise ValueError(f"{name} has {len(values)} entries for {len(row.completion_ids)} completion_ids")
 
 
-def _array(values: Any, dtype: Any) -> np.ndarray:
+def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
     array = np.asarray(values, dtype)
     if array.ndim != 1:
         raise ValueError(f"a list of numbers is needed, not {values!r:.40}")
     return array
 
 
-def _number(value: Any) -> float:
+def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)

@@ -389,7 +389,7 @@ def _call(step: Mapping[str, Any], node: int, request: RunRequest) -> dict[str, 
     return call
 
 
-def _messages(messages: Any, role: str) -> Sequence[Mapping[str, Any]]:
+def _messages(messages: Sequence[Mapping[str, Any]] | str, role: str) -> Sequence[Mapping[str, Any]]:
     return [{"role": role, "content": messages}] if isinstance(messages, str) else messages
 
 
@@ -472,7 +472,7 @@ def _outcome(output: Mapping[str, Any], began: float) -> dict[str, Any]:
     }
 
 
-def _errors(error: Any) -> list[dict[str, Any]]:
+def _errors(error: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     if error is None:
         return []
     message = error.get("error_chain_repr") or error.get("message") or error["error"]

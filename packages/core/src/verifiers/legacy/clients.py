@@ -62,7 +62,7 @@ def setup_anthropic_client(config: ClientConfig) -> AsyncAnthropic:
 
 
 def setup_client(
-    config: ClientConfig | str | None = None, api_key_var: str | None = None, **settings: Any
+    config: ClientConfig | str | None = None, api_key_var: str | None = None, **settings: object
 ) -> AsyncOpenAI:
     """``setup_openai_client`` of a config, or of its fields: ``setup_client(api_base_url, api_key_var, timeout=…)``."""
     if not isinstance(config, ClientConfig):

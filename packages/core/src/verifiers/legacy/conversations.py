@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.clients.attributes import read_completion
 from verifiers.clients.reply import to_response
@@ -16,9 +16,12 @@ from verifiers.results.outputs import ErrorInfo, error_chain
 from verifiers.rollouts.state import TrajectoryStepTokens, record_tokens
 from verifiers.types import Message, Messages, ModelRequest, Response
 
+if TYPE_CHECKING:
+    from verifiers.data.examples import DatasetLike
+
 
 def format_dataset(
-    dataset: Any,
+    dataset: DatasetLike,
     system_prompt: str | None = None,
     few_shot: Sequence[Mapping[str, Any]] | None = None,
     question_key: str = "question",
@@ -30,21 +33,28 @@ def format_dataset(
     return Table.of(dataset, question_key=question_key, answer_key=answer_key, **parameters).to_hf()
 
 
-def sanitize_tool_calls(messages: Any) -> Any:
+def sanitize_tool_calls(messages: Iterable[object] | str) -> Any:
     """The messages with each tool call as a JSON string, for a dataset column; plain text unchanged."""
     if isinstance(messages, str):
         return messages
     return [_with_json_calls(message) for message in normalize_chat(messages)]
 
 
-def strip_nones_from_content(messages: Any) -> Any:
+def strip_nones_from_content(messages: Iterable[Mapping[str, Any]] | str) -> Any:
     """The messages without None-valued keys in their content parts; plain text unchanged."""
     if isinstance(messages, str):
         return messages
     return [{**message, "content": strip_nones(message.get("content"))} for message in messages]
 
 
-async def parse_response_messages(response: Any, message_type: str = "chat") -> Messages:
+class HasChoices(Protocol):
+    """A completion of OpenAI's library, or a ``Response``, for type checkers."""
+
+    @property
+    def choices(self) -> Sequence[Any]: ...
+
+
+async def parse_response_messages(response: HasChoices, message_type: str = "chat") -> Messages:
     """The completion: a list of one message, or text in completion mode."""
     choice = response.choices[0]
     if message_type == "completion":
@@ -83,7 +93,7 @@ async def parse_response_tokens(
     )
 
 
-async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
+async def parse_is_truncated(response: HasChoices, message_type: str = "chat") -> bool:
     """Whether the completion was truncated at its length limit."""
     return bool(response.choices[0].finish_reason == "length")
 

@@ -65,7 +65,7 @@ async def run_evaluation(
     config: EvalConfig,
     on_start: Callable[..., Any] | None = None,
     on_log_file: Callable[[Path], None] | None = None,
-    on_progress: Any = None,
+    on_progress: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     on_log: Callable[[str], None] | None = None,
 ) -> GenerateOutputs:
     """Load the environment of a configuration and evaluate it; saved when it says so.
@@ -78,7 +78,7 @@ async def run_evaluation(
     env = load(config.env_id, config.env_args, config.env_dir_path)
     env.set_kwargs(**config.extra_env_kwargs)
     path = config.resume_path or (get_eval_results_path(config) if config.save_results else None)
-    callbacks = {"on_start": on_start, "on_progress": on_progress, "on_log": on_log}
+    callbacks: dict[str, Any] = {"on_start": on_start, "on_progress": on_progress, "on_log": on_log}
     return await env.a_evaluate(
         config.client_config,
         config.model,
@@ -193,7 +193,7 @@ def to_col_order(list_of_dicts: Sequence[Mapping[str, float]]) -> dict[str, list
 # --- results as text
 
 
-def print_results(results: object, num_samples: int = 1) -> None:
+def print_results(results: GenerateOutputs, num_samples: int = 1) -> None:
     """Print the summary of a run, with its best and worst rollout unless ``num_samples`` is 0."""
     from verifiers.cli.evaluate.summary import print_summary, run_facts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verifiers.data.messages import as_mapping, field, message_text, normalize_message, strip_nones
@@ -45,7 +45,7 @@ def maybe_normalize_messages(value: object, *, field_name: str = "messages") -> 
     return None if value is None else normalize_messages(value, field_name=field_name)
 
 
-def message_to_printable(message: Any) -> Any:
+def message_to_printable(message: object) -> Any:
     """The message with text content only: parts joined by spaces, ``[image]`` and ``[audio]`` in place of those."""
     printable = normalize_message(message)
     content = printable["content"]
@@ -56,12 +56,12 @@ def message_to_printable(message: Any) -> Any:
     return printable
 
 
-def messages_to_printable(messages: Any) -> Any:
+def messages_to_printable(messages: Iterable[object] | str) -> Any:
     """``message_to_printable`` of each message; text unchanged."""
     return messages if isinstance(messages, str) else [message_to_printable(message) for message in messages]
 
 
-def serialize_message_for_output(message: Any) -> dict[str, Any]:
+def serialize_message_for_output(message: object) -> dict[str, Any]:
     """A message as saved: images reduced to their URL, audio without white space, further keys left out."""
     fields = as_mapping(message, "a message")
     content = fields.get("content")
@@ -72,7 +72,7 @@ def serialize_message_for_output(message: Any) -> dict[str, Any]:
     return saved | {name: fields[name] for name in names if fields.get(name)}
 
 
-def serialize_messages_for_output(messages: Any) -> Any:
+def serialize_messages_for_output(messages: Iterable[object] | str) -> Any:
     """``serialize_message_for_output`` of each message; text unchanged."""
     return messages if isinstance(messages, str) else [serialize_message_for_output(message) for message in messages]
 
@@ -97,7 +97,7 @@ def _message(item: object, place: str) -> Message:
     return item if isinstance(item, Message) else from_raw_message(as_mapping(item, place))
 
 
-def _flat_call(call: Any) -> ToolCall:
+def _flat_call(call: object) -> ToolCall:
     fields = json.loads(call) if isinstance(call, str) else as_mapping(call, "a tool call")
     function = fields.get("function") or fields
     name = function.get("name") or ""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.data.examples import copy_row
 from verifiers.environments.base import Environment
@@ -17,6 +17,9 @@ from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.runtime.loops import maybe_await
 from verifiers.types import StopReason
+
+if TYPE_CHECKING:
+    from verifiers.clients.protocol import ClientLike
 
 
 def eval_inputs(env: Environment, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
@@ -55,7 +58,7 @@ def rollout_results(
 
 async def run_rollouts(
     env: Environment,
-    client: Any,
+    client: ClientLike,
     model: str,
     prompts: Sequence[Any],
     answers: Sequence[str],
@@ -63,12 +66,12 @@ async def run_rollouts(
     infos: Sequence[Mapping[str, Any]],
     sampling_args: Mapping[str, Any] | None = None,
     max_concurrent: int = -1,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> list[Any]:
     """Run one rollout of each row of the columns, unscored: (completion, state) in their order."""
     limit = asyncio.Semaphore(max_concurrent if max_concurrent > 0 else max(1, len(prompts)))
 
-    async def run(prompt: Any, answer: str, task: str, info: Mapping[str, Any]) -> Any:
+    async def run(prompt: Sequence[Mapping[str, Any]] | str, answer: str, task: str, info: Mapping[str, Any]) -> Any:
         row = {"prompt": prompt, "answer": answer, "task": task, "info": dict(info)}
         async with limit:
             return await env.a_rollout(client=client, model=model, sampling_args=sampling_args, **row, **kwargs)

@@ -17,7 +17,7 @@ def get_thread_local_storage() -> threading.local:
     return _LOCAL
 
 
-def get_or_create_thread_attr(key: str, factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def get_or_create_thread_attr(key: str, factory: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """The object of this thread under ``key``, made by ``factory(*args, **kwargs)`` on first use."""
     if not hasattr(_LOCAL, key):
         setattr(_LOCAL, key, factory(*args, **kwargs))

@@ -5,11 +5,30 @@ New code takes ``env.process_env_results(…)``, which reads the tokens that are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.environments.base import Environment
 from verifiers.legacy import conversations
+
+if TYPE_CHECKING:
+    from verifiers.data.examples import DatasetLike
+    from verifiers.legacy.conversations import HasChoices
+
+
+class Encoder(Protocol):
+    """A tokenizer of text, for type checkers."""
+
+    @property
+    def encode(self) -> Callable[..., Iterable[int]]: ...
+
+
+class ChatTemplate(Protocol):
+    """A tokenizer with a chat template, for type checkers."""
+
+    @property
+    def apply_chat_template(self) -> Callable[..., Any]: ...
+
 
 Tokens = tuple[list[int], list[int], list[int], list[int], list[float]]
 """Prompt ids, prompt mask (0), completion ids, completion mask, log-probabilities (0.0 outside of responses)."""
@@ -26,27 +45,27 @@ def format_prompt(
     return [*system, *map(dict, few_shot or ()), {"role": "user", "content": prompt_str}]
 
 
-def format_dataset(env: Environment, dataset: Any, *args: Any, **options: Any) -> Any:
+def format_dataset(env: Environment, dataset: DatasetLike, *args: Any, **options: Any) -> Any:
     """``verifiers.utils.data_utils.format_dataset``."""
     return conversations.format_dataset(dataset, *args, **options)
 
 
-def parse_chat_completion_logprobs(env: Environment, chat_completion: Any) -> list[float]:
+def parse_chat_completion_logprobs(env: Environment, chat_completion: HasChoices) -> list[float]:
     """The log-probabilities of an OpenAI chat completion."""
     return [token.logprob for token in chat_completion.choices[0].logprobs.content]
 
 
-def parse_chat_completion_tokens(env: Environment, chat_completion: Any) -> list[int]:
+def parse_chat_completion_tokens(env: Environment, chat_completion: HasChoices) -> list[int]:
     """The token ids of an OpenAI chat completion of a server that writes them as ``token_id:97``."""
     return [_token_id(token.token) for token in chat_completion.choices[0].logprobs.content]
 
 
-def parse_completion_logprobs(env: Environment, completion: Any) -> list[float]:
+def parse_completion_logprobs(env: Environment, completion: HasChoices) -> list[float]:
     """The log-probabilities of an OpenAI text completion."""
     return list(completion.choices[0].logprobs.token_logprobs)
 
 
-def parse_completion_tokens(env: Environment, completion: Any) -> list[int]:
+def parse_completion_tokens(env: Environment, completion: HasChoices) -> list[int]:
     """The token ids of an OpenAI text completion, likewise."""
     return [_token_id(token) for token in completion.choices[0].logprobs.tokens]
 
@@ -56,7 +75,7 @@ def process_chat_format_vllm(
     prompt: Sequence[Mapping[str, Any]],
     completion: Sequence[Mapping[str, Any]],
     state: Mapping[str, Any],
-    processing_class: Any,
+    processing_class: ChatTemplate,
     mask_env_responses: bool = False,
 ) -> Tokens:
     """The tokens of a conversation: assistant messages from ``state["responses"]``, the others by the template."""
@@ -86,7 +105,7 @@ def process_completion_format_vllm(
     prompt: str,
     completion: str,
     state: Mapping[str, Any],
-    processing_class: Any,
+    processing_class: Encoder,
     mask_env_responses: bool = False,
 ) -> Tokens:
     """The tokens of a text: responses where ``state["responses_start_idx"]`` says, the rest encoded."""

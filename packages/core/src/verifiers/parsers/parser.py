@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from verifiers.data.messages import field, message_text
@@ -57,19 +57,19 @@ class Parser(Identified):
         """Return the text of a message to parse: the text of its content, ``""`` when it is None."""
         return message_text(message)
 
-    def get_assistant_messages(self, completion: Any) -> list[Any]:
+    def get_assistant_messages(self, completion: Iterable[object] | str | None) -> list[Any]:
         """The assistant messages of a completion, in order."""
         return _of_role(completion, "assistant")
 
-    def get_system_messages(self, completion: Any) -> list[Any]:
+    def get_system_messages(self, completion: Iterable[object] | str | None) -> list[Any]:
         """The system messages of a completion, in order."""
         return _of_role(completion, "system")
 
-    def get_user_messages(self, completion: Any) -> list[Any]:
+    def get_user_messages(self, completion: Iterable[object] | str | None) -> list[Any]:
         """The user messages of a completion, in order."""
         return _of_role(completion, "user")
 
-    def get_tool_messages(self, completion: Any) -> list[Any]:
+    def get_tool_messages(self, completion: Iterable[object] | str | None) -> list[Any]:
         """The tool messages of a completion, in order."""
         return _of_role(completion, "tool")
 
@@ -85,13 +85,15 @@ class Parser(Identified):
         """1.0: any text will do."""
         return 1.0
 
-    def _mean_over_assistant_messages(self, completion: object, reward: Callable[[Any], float]) -> float:
+    def _mean_over_assistant_messages(
+        self, completion: Iterable[object] | str | None, reward: Callable[[Any], float]
+    ) -> float:
         """The mean of ``reward(message)``; 0.0 without assistant messages."""
         messages = self.get_assistant_messages(completion)
         return sum(reward(message) for message in messages) / len(messages) if messages else 0.0
 
 
-def _of_role(completion: Any, role: str) -> list[Any]:
+def _of_role(completion: Iterable[object] | str | None, role: str) -> list[Any]:
     if isinstance(completion, str):
         return [AssistantMessage(completion)] if role == "assistant" else []
     return [message for message in completion or () if field(message, "role") == role]

@@ -88,7 +88,7 @@ class XMLParser(Parser):
         tags = (names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self.field_sets)
         return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
 
-    def format(self, **values: Any) -> str:
+    def format(self, **values: object) -> str:
         """The text that parses to ``values``, in canonical tags. Raises: ``ValueError`` for a missing or unknown field.
 
         >>> XMLParser(["answer"]).format(answer=4)

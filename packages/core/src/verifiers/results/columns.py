@@ -52,7 +52,7 @@ class NameColumn(Sequence["str | None"]):
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
             return [self._name(code) for code in self.codes[place]]
         return self._name(self.codes[place])
@@ -95,7 +95,7 @@ class HashColumn(Sequence["str | None"]):
     def __len__(self) -> int:
         return len(self.digits)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         number = self.numbers[place]
@@ -203,7 +203,7 @@ def _halves(key: str) -> tuple[int, int]:
 Column: TypeAlias = "array[Any] | NameColumn | HashColumn | list[Any]"
 
 
-def select(column: Column, rows: Any) -> Any:
+def select(column: Column, rows: np.ndarray) -> Any:
     """The values of some rows, whose numbers are an integer array: an array of numbers, or a list of names.
 
     >>> select(array("d", [0.5, 1.0]), np.array([1, 0, 1])).tolist(), select(NameColumn(["stop"]), np.array([0, 0]))

@@ -19,7 +19,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -296,12 +296,12 @@ class RowIndex:
                     return matches, number + 1
         return matches, len(self)
 
-    def _stored(self, file: object, number: int) -> dict[str, Any]:
+    def _stored(self, file: IO[bytes], number: int) -> dict[str, Any]:
         row = decode_row(self._line(file, number))
         row.pop("crc32", None), row.pop("write_part", None)
         return row
 
-    def _line(self, file: Any, number: int) -> bytes:
+    def _line(self, file: IO[bytes], number: int) -> bytes:
         if not 0 <= number < len(self):
             raise LookupError(f"{self.path} has no row {number}")
         file.seek(self.starts[number])

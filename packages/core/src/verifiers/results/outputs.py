@@ -51,6 +51,9 @@ from verifiers.storage.identity import rollout_key
 from verifiers.storage.journal import Journal
 from verifiers.types import AttributeDict
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 COLUMNS = {
     "prompts": "prompt",
     "completions": "completion",
@@ -140,7 +143,7 @@ class GenerateOutputs(Finished):
         outputs: Sequence[RolloutOutput] | None = None,
         metadata: GenerateMetadata | None = None,
         states: Sequence[State] | None = None,
-        **columns: Any,
+        **columns: object,
     ):
         if outputs is None or columns:  # an older form: prompt=[…], completion=[…], …
             outputs, metadata, states = compat.load(compat.RESULTS_OF_COLUMNS)(outputs, metadata, states, columns)
@@ -847,7 +850,7 @@ class GenerateMetadata(AttributeDict):
         cost_usd: float | None
 
     @classmethod
-    def of(cls, rollouts: Sequence[RolloutOutput] | Measurements, **facts: Any) -> GenerateMetadata:
+    def of(cls, rollouts: Sequence[RolloutOutput] | Measurements, **facts: object) -> GenerateMetadata:
         """Compute the metadata. ``num_examples`` and ``rollouts_per_example`` are counted unless given.
 
         *Raises* TypeError for an unknown fact.
@@ -1155,7 +1158,7 @@ def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]
         yield {name: [row.get(name) for row in batch] for name in names}
 
 
-def _common_type(known: Any, values: list[Any]) -> Any:
+def _common_type(known: pa.DataType | None, values: list[Any]) -> Any:
     """The Arrow type of the values and of those before them, of type ``known``; None when no single one fits."""
     import pyarrow as pa
 
@@ -1186,7 +1189,7 @@ def _texts(values: list[Any]) -> list[Any]:
     return [None if value is None else json.dumps(value) for value in values]
 
 
-def _has_empty_struct(arrow_type: Any) -> bool:
+def _has_empty_struct(arrow_type: pa.DataType) -> bool:
     if str(arrow_type).startswith("struct") and not arrow_type.num_fields:
         return True
     return any(_has_empty_struct(arrow_type.field(i).type) for i in range(arrow_type.num_fields))

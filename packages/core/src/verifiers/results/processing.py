@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from verifiers.runtime.json import encode_row
 from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.files import atomic_write
 from verifiers.types import AttributeDict
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LISTS = (
     "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs rewards is_truncated source "
@@ -185,7 +188,11 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
 
 
 def _branches(
-    prompt: object, completion: object, state: Mapping[str, Any], tokenizer: object, index: int
+    prompt: Sequence[Mapping[str, Any]] | str,
+    completion: Sequence[Mapping[str, Any]] | str | None,
+    state: Mapping[str, Any],
+    tokenizer: object,
+    index: int,
 ) -> tuple[list[TokenRow], str]:
     if turns := _recorded_turns(state):
         return merge_turns(turns), "sampled"
@@ -245,7 +252,7 @@ def _append(
         outputs[name].append(value)
 
 
-def _padded(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, left: bool = False) -> np.ndarray:
+def _padded(rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, left: bool = False) -> np.ndarray:
     width = max((len(row) for row in rows), default=0)
     padded = np.full((len(rows), width), pad, dtype)
     for line, row in zip(padded, rows, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,12 @@ from verifiers.data.messages import message_text
 from verifiers.rollouts.state import TrajectoryStepTokens
 
 
-def text_turns(prompt: Any, completion: Any, tools: Any, tokenizer: Any) -> list[TrajectoryStepTokens]:
+def text_turns(
+    prompt: Sequence[Mapping[str, Any]] | str,
+    completion: Sequence[Mapping[str, Any]] | str,
+    tools: Iterable[Mapping[str, Any]] | None,
+    tokenizer: Any,
+) -> list[TrajectoryStepTokens]:
     """One turn per assistant message: the rendered conversation before it, and the tokens that it adds.
 
     Two texts, prompt and completion, are one turn. A completion without an assistant message is one empty turn.
@@ -33,7 +38,9 @@ def text_turns(prompt: Any, completion: Any, tools: Any, tokenizer: Any) -> list
     return turns or [_turn(_rendered(tokenizer, before, tools, generation=True), [])]
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Any], tools: Any, generation: bool) -> list[int]:
+def _rendered(
+    tokenizer: Any, messages: Sequence[Any], tools: Iterable[Mapping[str, Any]] | None, generation: bool
+) -> list[int]:
     rendered = tokenizer.apply_chat_template(
         [dict(message) for message in messages],
         tools=list(tools) if tools else None,

@@ -59,7 +59,7 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
-        example_ids: Any = None,
+        example_ids: np.ndarray | None = None,
     ):
         self._index, self._numbers, self._facts = index, np.fromiter(numbers, np.int64), dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
@@ -183,7 +183,7 @@ class StoredOutputs(GenerateOutputs):
         return stored
 
 
-def measurements(index: RowIndex, rows: Any, example_ids: Any = None) -> Measurements:
+def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None) -> Measurements:
     """What the statistics need of some rows of an index.
 
     ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each; None = as saved.
@@ -201,7 +201,7 @@ def measurements(index: RowIndex, rows: Any, example_ids: Any = None) -> Measure
     )
 
 
-def _examples(index: RowIndex, rows: Any, example_ids: Any) -> Sequence[Any]:
+def _examples(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None) -> Sequence[Any]:
     """What siblings share: the given id, else the saved hash of their example, else its saved id."""
     if example_ids is not None:
         return array("q", example_ids.tobytes())

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verifiers.rollouts.state import TrajectoryStepTokens
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +92,5 @@ def _continuation(branch: _Branch, last: TrajectoryStepTokens, turn: TrajectoryS
     return None
 
 
-def _joined(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+def _joined(parts: Sequence[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)

@@ -69,7 +69,9 @@ def _as_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
     return steps
 
 
-def _read_tokens(tokens: Any, previous: TrajectoryStep | None) -> TrajectoryStepTokens | None:
+def _read_tokens(
+    tokens: TrajectoryStepTokens | Mapping[str, Any] | None, previous: TrajectoryStep | None
+) -> TrajectoryStepTokens | None:
     if tokens is None or isinstance(tokens, TrajectoryStepTokens):
         return tokens
     before = previous["tokens"] if previous is not None else None

@@ -27,6 +27,8 @@ from verifiers.runtime.loops import maybe_await
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from verifiers.rollouts.state import State  # imports numpy, which a decorator does not need
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -274,7 +276,9 @@ class Hook:
         self.outer_wait, state.waiting_for = state.waiting_for, self.awaited
         self.started = perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.timing is not None:
             timing = self.state["timing"]
             timing[self.timing] = timing.get(self.timing, 0.0) + 1000 * (perf_counter() - self.started)

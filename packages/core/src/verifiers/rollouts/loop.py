@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import normalize_messages
@@ -40,6 +40,9 @@ from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.runtime.loops import Deadline, Done, maybe_await, started
 from verifiers.types import StopReason, Tool
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 TURN_GUARD = 1000
 """Turn limit of an environment that sets no ``max_turns``."""
@@ -93,7 +96,7 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 # --- stop conditions ------------------------------------------------------------------------------------------------
 
 
-async def first_stop(env: object, state: State) -> str | None:
+async def first_stop(env: RolloutEnvironment, state: State) -> str | None:
     """The name of the first stop condition that holds; None to continue."""
     cls: Any = type(env)
     return await _first(env, state, stop_conditions(cls))
@@ -109,13 +112,13 @@ def is_completed(env: Any, *args: Any, **named_arguments: Any) -> Any:
     return started(_other_condition_holds(env, state if isinstance(state, State) else State(state)))
 
 
-async def _other_condition_holds(env: Any, state: State) -> bool:
+async def _other_condition_holds(env: RolloutEnvironment, state: State) -> bool:
     cls: Any = type(env)
     others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
     return await _first(env, state, others) is not None
 
 
-async def _first(env: Any, state: State, conditions: list[Condition]) -> str | None:
+async def _first(env: RolloutEnvironment, state: State, conditions: list[Condition]) -> str | None:
     name = ""
     try:
         for name, condition, extras in conditions:
@@ -134,7 +137,7 @@ async def _first(env: Any, state: State, conditions: list[Condition]) -> str | N
 
 
 @functools.lru_cache(maxsize=1024)
-def stop_conditions(cls: Any) -> list[Condition]:
+def stop_conditions(cls: type) -> list[Condition]:
     """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
     conditions = [
         (options.priority, name, function, extra_parameters(function))
@@ -182,7 +185,9 @@ class _Limits(Deadline):
         if self.is_cancelled:
             raise asyncio.CancelledError
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool | None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
         try:
             super().__exit__(kind, error, trace)
         except TimeoutError as expired:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from verifiers.errors import cause_of
 from verifiers.runtime.loops import Finished
 from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, StopReason, Turn, float_array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
 
@@ -73,7 +76,7 @@ class InputView(MutableMapping[str, Any]):
         hidden = self._state.hidden_columns
         return hidden[key] if key in hidden else dict.__getitem__(self._state, key)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if key not in self._state.input_columns:
             self._state.input_columns.append(key)
         if key in State.RESERVED:
@@ -211,7 +214,7 @@ class State(dict[str, Any], Finished):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in ("input", "oai_tools") or key in self.COMPUTED
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         try:
             return self[key]
         except KeyError:
@@ -225,7 +228,7 @@ class State(dict[str, Any], Finished):
         self.update(other)
         return self
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         if key not in self:
             self[key] = default
         return self[key]
@@ -292,14 +295,14 @@ class TrajectoryStepTokens(AttributeDict):
 
     def __init__(
         self,
-        prompt_ids: Any = (),
-        completion_ids: Any = (),
+        prompt_ids: npt.ArrayLike = (),
+        completion_ids: npt.ArrayLike = (),
         completion_logprobs: Any = (),
         version: int | Sequence[int] = -1,
         is_truncated: bool = False,
         overlong_prompt: bool = False,
         previous: TrajectoryStepTokens | None = None,
-        **extra: Any,
+        **extra: object,
     ):
         prompt = np.asarray(prompt_ids, np.int32)
         shared = 0 if previous is None else _common_prefix(previous.full_ids(), prompt)
@@ -392,7 +395,7 @@ class TrajectoryStepTokens(AttributeDict):
             return self[name]
         raise AttributeError(f"step tokens have no {name!r}")
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return self[key] if key in self else default
 
     def __iter__(self) -> Iterator[str]:  # with an overridden __iter__, dict(x) reads through __getitem__
@@ -450,14 +453,14 @@ class TrajectoryStep(AttributeDict):
         prompt: Messages = "",
         completion: Messages = "",
         response: Response | None = None,
-        tokens: Any = None,
+        tokens: TrajectoryStepTokens | Mapping[str, Any] | None = None,
         reward: float | None = None,
         advantage: float | None = None,
         is_truncated: bool = False,
         trajectory_id: str = "",
         extras: dict[str, Any] | None = None,
         previous: TrajectoryStep | None = None,
-        **more: Any,
+        **more: object,
     ):
         shared = 0 if previous is None else _common_messages(previous.conversation(), prompt)
         _link(self, previous, shared, prompt[:])
@@ -516,12 +519,12 @@ class TrajectoryStep(AttributeDict):
             return super().__getitem__(key)
         return self._composed() if self._whole_prompt is None else self._whole_prompt[:]
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if key == "prompt":
             _link(self, None, 0, None)
         super().__setitem__(key, value)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return self[key] if key in self else default
 
     def __iter__(self) -> Iterator[str]:
@@ -537,7 +540,7 @@ class TrajectoryStep(AttributeDict):
         return _rebuild, (TrajectoryStep, dict(self))
 
 
-def _common_messages(before: Any, now: Any) -> int:
+def _common_messages(before: Messages, now: Messages) -> int:
     """Length of the common prefix of two message lists or two texts."""
     if isinstance(before, str) or isinstance(now, str):
         return len(before) if isinstance(before, str) and isinstance(now, str) and now.startswith(before) else 0

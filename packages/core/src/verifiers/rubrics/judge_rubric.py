@@ -12,7 +12,7 @@ import asyncio
 import functools
 import math
 import os
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.clients.local import find_model
@@ -156,7 +156,7 @@ class JudgeRubric(Rubric):
 
     # --- judge calls
 
-    async def judge(self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: Any) -> str:
+    async def judge(self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: object) -> str:
         """The first judge's text about one rollout. Other keywords fill other ``{slot}``s of the prompt, literally.
 
         With a ``state``, the text is cached in ``state["judge_response"][model][question]``.
@@ -166,7 +166,7 @@ class JudgeRubric(Rubric):
         question = await self.question(prompt, completion, answer, **slots)
         return await self._ask(self.judge_model, question, state)
 
-    async def question(self, prompt: Any, completion: Any, answer: Any, **slots: Any) -> str:
+    async def question(self, prompt: Any, completion: Any, answer: Any, **slots: object) -> str:
         """The text sent to a judge: ``judge_prompt`` with filled slots. The parser runs only for ``{response}``."""
         slot_names = judging.slots_in(self.judge_prompt)
         values = {
@@ -194,7 +194,14 @@ class JudgeRubric(Rubric):
         is_judge_score = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
         return function.under(name, functools.partial(self._score_as, name) if is_judge_score else None)
 
-    async def _score_as(self, metric: str, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
+    async def _score_as(
+        self,
+        metric: str,
+        prompt: Iterable[object] | str | None,
+        completion: Iterable[object] | str | None,
+        answer: object,
+        state: MutableMapping[str, Any],
+    ) -> float:
         question = await self.question(prompt, completion, answer)
         verdict = judging.verdict_of(self.judge_prompt, question)
         calls = [self._score(model, question + verdict.request, state, verdict) for model in self.judge_models]
@@ -213,14 +220,18 @@ class JudgeRubric(Rubric):
         combined: float = await maybe_await(self.aggregation(values))
         return combined
 
-    async def _score(self, model: object, question: str, state: object, verdict: judging.Verdict) -> float:
+    async def _score(
+        self, model: ModelLike, question: str, state: MutableMapping[str, Any] | None, verdict: judging.Verdict
+    ) -> float:
         text = await self._ask(model, question, state, whole=True)
         try:
             return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
             raise ScoringError(f"judge {_label(model)!r}: {error}", model=_label(model)) from error
 
-    async def _ask(self, model: object, question: str, state: object, whole: bool = False) -> str:
+    async def _ask(
+        self, model: ModelLike, question: str, state: MutableMapping[str, Any] | None, whole: bool = False
+    ) -> str:
         """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a failure."""
         cache = _cache_of(state, _label(model))
         if question in cache:
@@ -228,7 +239,14 @@ class JudgeRubric(Rubric):
         key = (None if state is None else id(state), _label(model), question, whole)
         return await self._in_flight.once(key, lambda: self._call(model, question, state, cache, whole))
 
-    async def _call(self, model: Any, question: str, state: Any, cache: dict[str, str], whole: bool) -> str:
+    async def _call(
+        self,
+        model: ModelLike,
+        question: str,
+        state: MutableMapping[str, Any] | None,
+        cache: dict[str, str],
+        whole: bool,
+    ) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
         if whole and response.finish_reason in ("length", "abort"):
@@ -239,7 +257,7 @@ class JudgeRubric(Rubric):
         cache[question] = response.text
         return response.text
 
-    async def _complete(self, model: object, question: str) -> Response:
+    async def _complete(self, model: ModelLike, question: str) -> Response:
         limit_s = None if self.timeout_s is None else ANSWER_SHARE * self.timeout_s
         try:
             client, name = self._client_of(model)
@@ -258,13 +276,13 @@ class JudgeRubric(Rubric):
         except Exception as error:  # any failure makes this verdict unknown; the cause is chained
             raise _failure(_label(model), error, limit_s) from error
 
-    def _client_of(self, model: Any) -> tuple[Client, str]:
+    def _client_of(self, model: ModelLike) -> tuple[Client, str]:
         """The client and model name of a judge; created at its first call and cached."""
         if model not in self._clients:
             self._clients[model] = client_and_model(self._client_for(model), model)
         return self._clients[model]
 
-    def _client_for(self, model: Any) -> Any:
+    def _client_for(self, model: ModelLike) -> Any:
         client = self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
         return EnvironmentClient() if client is None else client
 
@@ -375,9 +393,10 @@ def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, .
     return judges
 
 
-def _check_mapping(client: Any, models: Sequence[Any]) -> None:
-    absent = [_label(model) for model in models if isinstance(client, Mapping) and model not in client]
-    if absent:
+def _check_mapping(client: ClientLike | Mapping[str, ClientLike] | None, models: Sequence[Any]) -> None:
+    if not isinstance(client, Mapping):
+        return
+    if absent := [_label(model) for model in models if model not in client]:
         raise ConfigError(
             f"judge_client has no client for the judge {absent[0]!r}; it has {', '.join(map(_label, client)) or 'none'}"
             " (name the judges with judge_models)",

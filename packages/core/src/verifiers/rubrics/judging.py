@@ -15,7 +15,7 @@ import re
 import statistics
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,7 +137,7 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def whole_text(messages: Any) -> str:
+def whole_text(messages: Iterable[object] | str | None) -> str:
     """A whole prompt or completion: the text of its only message, or one ``role: text`` paragraph per message.
 
     Tool calls appear as ``-> name(arguments)`` after the text of their message.

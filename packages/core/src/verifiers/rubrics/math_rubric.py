@@ -8,7 +8,7 @@ gold answer) leave the reward unknown. Thread-safe. The comparison is in ``math_
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from verifiers.data.text import extract_boxed_answer
@@ -64,7 +64,7 @@ class MathRubric(Rubric):
         super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(strict), **kwargs)
         self.add_reward_func(self.correct_answer)
 
-    async def correct_answer(self, parser: Any, completion: Any, answer: Any, state: Any = None) -> float:
+    async def correct_answer(self, parser: Parser, completion: Any, answer: Any, state: Any = None) -> float:
         """1.0 when the parsed answer equals ``answer``, else 0.0.
 
         *Raises* ScoringError for an unparseable gold answer, and when the worker process died.
@@ -91,7 +91,9 @@ def has_answer(response: object) -> bool:
     return response is not None and response != ""
 
 
-async def verified(verifier: MathVerifier, response: Any, answer: Any, state: Any) -> Outcome:
+async def verified(
+    verifier: MathVerifier, response: object, answer: object, state: MutableMapping[str, Any] | None
+) -> Outcome:
     """Compare a parsed answer with the gold answer; record in the state's metrics whether the comparison timed out."""
     outcome = await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
     if state is not None:
@@ -99,7 +101,7 @@ async def verified(verifier: MathVerifier, response: Any, answer: Any, state: An
     return outcome
 
 
-def unreadable_gold(answer: Any) -> ScoringError:
+def unreadable_gold(answer: object) -> ScoringError:
     """The error for a gold answer that cannot be parsed as mathematics."""
     text = repr(answer)
     text = text if len(text) <= 80 else text[:77] + "…"

@@ -16,12 +16,15 @@ import os
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.processes import process_pool
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ENGINE = "math_verify"
 MAX_MEMORY_BYTES = 2 << 30
@@ -179,7 +182,7 @@ def compare_in_worker(engine: str, gold: str, answer: str) -> str:
     return (Outcome.EQUAL if is_equal else Outcome.DIFFERENT).value
 
 
-def _read(engine: Any, text: str) -> list[Any]:
+def _read(engine: ModuleType, text: str) -> list[Any]:
     """The parsed expression and its text; empty for text with unbalanced braces."""
     in_box = f"\\boxed{{{text}}}"
     if extract_boxed_answer(in_box, strict=True) != text:

@@ -31,7 +31,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, SupportsFloat, SupportsIndex, TypedDict, Unpack
 
 import numpy as np
 
@@ -593,7 +593,7 @@ _LISTS = ("get_reward_funcs", "get_reward_weights", "get_reward_func_names")
 
 
 @functools.lru_cache(maxsize=256)
-def _overridden_lists(cls: Any) -> dict[str, str]:
+def _overridden_lists(cls: type[Rubric]) -> dict[str, str]:
     """Which of ``_LISTS`` a subclass overrides -> the name of the override, which may have a leading underscore."""
     spelt = {name: (name, f"_{name}") for name in _LISTS}
     overridden = {
@@ -748,7 +748,7 @@ class Parameters:
         return [name for name in self.required if name not in available]
 
 
-def finite_weight(weight: Any, name: str) -> float:
+def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> float:
     """The weight as a float. *Raises* ConfigError unless it is a finite number."""
     try:
         number = float(weight)
@@ -858,7 +858,7 @@ class ArgumentResolver:
         self.provided: dict[int, Mapping[str, Any]] = {}
         """Provider objects by ``id`` of the rubric whose providers returned them."""
 
-    def arguments(self, parameters: Parameters, rubric: object, name: str) -> dict[str, Any]:
+    def arguments(self, parameters: Parameters, rubric: Rubric, name: str) -> dict[str, Any]:
         """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that has no source."""
         if parameters.takes_all:
             values = self._all_arguments(rubric)
@@ -873,7 +873,7 @@ class ArgumentResolver:
             raise ScoringError(unsupplied(name, absent[0], set(self._all_arguments(rubric))), function=name)
         return values
 
-    def find(self, name: str, rubric: Any) -> Any:
+    def find(self, name: str, rubric: Rubric) -> Any:
         """The value for a parameter name, or the marker ``_MISSING``."""
         if (value := self.core(name)) is not _MISSING:
             return value
@@ -894,7 +894,7 @@ class ArgumentResolver:
     def core_names(self) -> Sequence[str]:
         return SINGULAR
 
-    def _all_arguments(self, rubric: Any) -> dict[str, Any]:
+    def _all_arguments(self, rubric: Rubric) -> dict[str, Any]:
         provided = self.provided.get(id(rubric), {})
         names = dict.fromkeys((*self.core_names(), *rubric.class_objects, "parser", *provided, *self.columns))
         return {name: self.find(name, rubric) for name in names}
@@ -1089,7 +1089,7 @@ def overrides(owner: object, base: type, name: str) -> bool:
     return getattr(type(owner), name) is not getattr(base, name) or name in vars(owner)
 
 
-async def score_by_override(rubric: Any, state: State) -> None:
+async def score_by_override(rubric: Rubric, state: State) -> None:
     """Call an overridden ``score_rollout`` with the parameters it declares; record its score in the state.
 
     It may take the state, or prompt, completion, answer and so on by name, as in older versions.
@@ -1107,7 +1107,7 @@ async def score_by_override(rubric: Any, state: State) -> None:
         state["reward"] = score.get("reward", NAN)
 
 
-async def score_group_by_override(rubric: Any, states: Sequence[State]) -> None:
+async def score_group_by_override(rubric: Rubric, states: Sequence[State]) -> None:
     """Call an overridden ``score_group`` with the parameters it declares."""
     await rubric.score_group(list(states), **_semaphore(inspect.signature(rubric.score_group).parameters))
 
@@ -1264,7 +1264,7 @@ async def call(function: Callable[..., Any], *args: object, limit_s: float | Non
     return value
 
 
-async def each(coroutines: Any) -> None:
+async def each(coroutines: Iterable[Awaitable[object]]) -> None:
     """Run coroutines concurrently until all have ended, then raise the first exception."""
     for outcome in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(outcome, BaseException):

@@ -34,7 +34,7 @@ class ToolRubric(Rubric):
             self.add_metric(count_metric(name))
 
 
-def called_names(messages: Any) -> Iterator[str]:
+def called_names(messages: Iterable[object] | str | None) -> Iterator[str]:
     """The function name of each tool call in the assistant messages, in order; plain text has none."""
     for message in () if isinstance(messages, str) else messages or ():
         if field(message, "role") == "assistant":
@@ -42,7 +42,7 @@ def called_names(messages: Any) -> Iterator[str]:
                 yield field(field(call, "function") or call, "name") or ""
 
 
-def count_calls(messages: Iterable[Any], tool: str | None = None) -> float:
+def count_calls(messages: Iterable[object] | str | None, tool: str | None = None) -> float:
     """Number of tool calls in the messages: all, or those of ``tool``."""
     return float(sum(tool is None or name == tool for name in called_names(messages)))
 
@@ -55,7 +55,7 @@ def metric_name(tool: str | None) -> str:
 def count_metric(tool: str | None) -> Callable[..., float]:
     """The metric that counts the calls of a tool in a completion; None: of all tools."""
 
-    def count(completion: Any) -> float:
+    def count(completion: Iterable[object] | str | None) -> float:
         return count_calls(completion, tool)
 
     count.__name__ = metric_name(tool)

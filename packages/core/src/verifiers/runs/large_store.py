@@ -50,10 +50,10 @@ class LargeRunStore(RunStore):
         self._is_newest[rows[rows >= 0]] = False
         return [None if row < 0 else row for row in rows.tolist()]
 
-    def has_error(self, rollout: Any) -> bool:
+    def has_error(self, rollout: int) -> bool:
         return bool(self._index.columns["error"].codes[rollout] >= 0)
 
-    def take(self, position: int, example_id: int, rollout: Any) -> None:
+    def take(self, position: int, example_id: int, rollout: int) -> None:
         self._rows[position] = rollout
 
     def outside(self) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from importlib import metadata as packages
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import verifiers
 from verifiers.clients.cache import CompletionCache, is_cacheable
@@ -60,6 +60,10 @@ from verifiers.runtime.redaction import digested, redacted
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
 from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
 
+if TYPE_CHECKING:
+    from verifiers.clients.protocol import Client, ClientLike, ModelLike
+    from verifiers.data.examples import DatasetLike
+
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""
 __all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_fewer"]
@@ -67,8 +71,8 @@ __all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_f
 
 async def evaluate(
     env: RunEnvironment,
-    client: object,
-    model: object,
+    client: ClientLike | None,
+    model: ModelLike | None,
     sampling_args: Mapping[str, Any] | None,
     num_examples: int,
     rollouts_per_example: int | None,
@@ -90,9 +94,9 @@ async def evaluate(
 
 async def generate(
     env: RunEnvironment,
-    inputs: Any,
-    client: Any,
-    model: Any,
+    inputs: DatasetLike | None,
+    client: ClientLike | None,
+    model: ModelLike | None,
     sampling_args: Mapping[str, Any] | None,
     n_samples: int | None,
     keywords: Mapping[str, Any],
@@ -141,8 +145,8 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
 async def _execute(
     env: RunEnvironment,
     plan: Plan,
-    client: object,
-    model: object,
+    client: ClientLike | None,
+    model: ModelLike | None,
     sampling_args: Mapping[str, Any],
     options: RunOptions,
 ) -> GenerateOutputs:
@@ -173,7 +177,7 @@ class Run:
         self,
         env: RunEnvironment,
         plan: Plan,
-        client: Any,
+        client: Client,
         model: str,
         sampling_args: Mapping[str, Any],
         options: RunOptions,
@@ -197,7 +201,7 @@ class Run:
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
-    async def execute(self, given_client: Any = None) -> GenerateOutputs:
+    async def execute(self, given_client: ClientLike | None = None) -> GenerateOutputs:
         """Return when every rollout is durable (at once when all are). ``given_client`` is the client in the
         authors' state; None = the resolved one."""
         if self.env.max_workers is not None:

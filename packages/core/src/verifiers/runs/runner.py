@@ -26,7 +26,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.data.examples import CHUNK, Example, RowFormat, Table, copy_row
 from verifiers.errors import (
@@ -60,6 +60,9 @@ from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
 from verifiers.storage.journal import Journal
 from verifiers.types import StopReason
+
+if TYPE_CHECKING:
+    from verifiers.clients.protocol import ClientLike
 
 Slot = AbstractAsyncContextManager[Any]
 HEX_DIGITS = "0123456789abcdef"
@@ -118,12 +121,16 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
     def for_row(self, row: Mapping[str, Any]) -> RunEnvironment: ...
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State: ...
 
     def rollout(self, *args: Any, **keywords: Any) -> Any: ...
 
-    def set_kwargs(self, **settings: Any) -> None: ...
+    def set_kwargs(self, **settings: object) -> None: ...
 
 
 # --- the plan
@@ -366,7 +373,7 @@ class RunContext:
         """Whether the run has returned or is stopping."""
         return self.control.is_over
 
-    def serves(self, client: Any, state: State) -> bool:
+    def serves(self, client: object, state: State) -> bool:
         """Whether a call with this ``client`` argument goes to the run's own client."""
         return client is None and state["client"] in (self.client, self.given_client)
 

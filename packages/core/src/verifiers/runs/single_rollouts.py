@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.resolve import client_for
 from verifiers.data.examples import copy_row, examples_from
@@ -22,6 +22,9 @@ from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
 from verifiers.runtime.loops import FinishedTuple
 from verifiers.runtime.suggest import check_keywords
+
+if TYPE_CHECKING:
+    from verifiers.clients.protocol import ClientLike, ModelLike
 
 TIMEOUT_S: float | None = RunOptions().rollout_timeout_s
 
@@ -36,8 +39,8 @@ async def rollout(env: RunEnvironment, *args: Any, **keywords: Any) -> Any:
 async def _rollout_of_row(
     env: RunEnvironment,
     input: Mapping[str, Any],
-    client: Any = None,
-    model: Any = None,
+    client: ClientLike | None = None,
+    model: ModelLike | None = None,
     sampling_args: Mapping[str, Any] | None = None,
 ) -> State:
     row = copy_row(examples_from([input], env.row_format)[0].row)
@@ -51,8 +54,8 @@ async def _rollout_of_row(
 
 async def _rollout_of_prompt(
     env: RunEnvironment,
-    client: object = None,
-    model: object = None,
+    client: ClientLike | None = None,
+    model: ModelLike | None = None,
     prompt: object = None,
     answer: object = "",
     task: str | None = None,
@@ -93,8 +96,8 @@ async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, 
 async def run_group(
     env: RunEnvironment,
     group_inputs: Sequence[Mapping[str, Any]],
-    client: object,
-    model: object,
+    client: ClientLike | None,
+    model: ModelLike | None,
     *args: object,
     **keywords: object,
 ) -> list[Any]:

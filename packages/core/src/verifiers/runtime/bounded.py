@@ -12,7 +12,10 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from os import PathLike
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 MAX_FILE_BYTES = 64 * 2**20
 """Limit of a file that is read whole: settings, metadata, manifests."""
@@ -51,7 +54,7 @@ def read_text(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> str
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def read_stream(stream: Any, max_bytes: int, what: str) -> bytes:
+def read_stream(stream: SupportsRead[bytes], max_bytes: int, what: str) -> bytes:
     """What a binary stream (a file, a pipe, a ``urlopen`` reply) still holds. *Raises* as ``stream.read``; TooLong."""
     chunks, num_bytes = [], 0
     while chunk := stream.read(_CHUNK_BYTES):

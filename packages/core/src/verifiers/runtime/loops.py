@@ -349,7 +349,7 @@ class PerLoop(Generic[T]):
 
 
 async def call_in_thread(
-    function: Callable[..., Any], /, *args: Any, limit_s: float | None = None, **kwargs: Any
+    function: Callable[..., Any], /, *args: object, limit_s: float | None = None, **kwargs: object
 ) -> Any:
     """Call a synchronous function in a worker thread; its exception propagates.
 
@@ -427,7 +427,7 @@ class Workers:
         self._prompt_windows = 0
         self._window: tuple[float, float] = (0.0, 0.0)  # start, CPU time of the other threads at the start
 
-    async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
+    async def run(self, steps: Sequence[Step], context: object) -> list[Any]:
         """Call the steps sequentially in a worker thread; return the value of each step, or ``Raised``.
 
         A step that exceeds its limit gives ``Raised(TimeoutError)``; the following steps run in another thread.

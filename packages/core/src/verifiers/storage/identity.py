@@ -328,7 +328,7 @@ def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
     return described
 
 
-def _annotations(owner: Any) -> Mapping[str, Any]:
+def _annotations(owner: Callable[..., object]) -> Mapping[str, Any]:
     try:
         return inspect.get_annotations(owner)
     except Exception:  # noqa: BLE001  Python 3.14 evaluates annotations here; names may not be imported

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -13,6 +13,9 @@ from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from textual.events import Click
 
 CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
 
@@ -88,7 +91,7 @@ class Lines(ScrollView, can_focus=True):
         if self.entries:
             self.post_message(self.Opened(self.entry))
 
-    def on_click(self, event: Any) -> None:
+    def on_click(self, event: Click) -> None:
         """Move the cursor to the clicked line; a click on the cursor opens the entry."""
         number = self.scroll_offset.y + event.y
         if number == self.cursor:

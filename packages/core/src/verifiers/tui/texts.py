@@ -119,11 +119,10 @@ def _number(value: object) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") if known else "–"
 
 
-def _count(value: Any) -> str:
-    known = isinstance(value, int | float) and not math.isnan(value)
-    return f"{int(value):,}" if known else "–"
+def _count(value: object) -> str:
+    return f"{int(value):,}" if isinstance(value, int | float) and not math.isnan(value) else "–"
 
 
-def _cell(value: Any, width: int) -> str:
+def _cell(value: object, width: int) -> str:
     text = escape_control(str(value)).replace("\n", " ")
     return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"

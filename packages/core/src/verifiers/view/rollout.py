@@ -73,13 +73,15 @@ def _agent(row: RolloutOutput) -> dict[str, Any] | None:
     return {**agent, "files": dict(files) if isinstance(files, Mapping) else {}}
 
 
-def preview(prompt: object, completion: object, answer: object = None) -> dict[str, str]:
+def preview(
+    prompt: Sequence[object] | str | None, completion: Sequence[object] | str | None, answer: object = None
+) -> dict[str, str]:
     """The preview of a rollout in a table: the prompt's last user message, the last reply, the right answer."""
     right = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
     return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant"), "answer": _line(right)}
 
 
-def _last(messages: Any, role: str) -> str:
+def _last(messages: Sequence[object] | str | None, role: str) -> str:
     """One line of the last message of ``role`` that has text or tool calls."""
     if isinstance(messages, str):
         return _line(messages)
@@ -107,7 +109,7 @@ def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, A
     return {"name": name, "value": value, "weight": weight, "part": None if weight is None else weight * value}
 
 
-def _messages(messages: Any, place: str) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[object] | str | None, place: str) -> list[dict[str, Any]]:
     if isinstance(messages, str):
         role = "assistant" if place == "completion" else "text"
         return [{"role": role, "place": place, "parts": [{"type": "text", "text": messages}]}] if messages else []
@@ -210,7 +212,7 @@ def _trained_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _step_text(completion: Any) -> str:
+def _step_text(completion: Sequence[object] | str | None) -> str:
     if isinstance(completion, str):
         return completion
     return message_text(completion[0]) if completion else ""

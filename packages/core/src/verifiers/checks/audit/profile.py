@@ -54,7 +54,7 @@ async def profile_rows(
 
 
 def write_useful(
-    path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile], env: Environment, model: str
+    path: Path, examples: Sequence[Example], profiles: Sequence[RowProfile], env: Environment, model: str | None
 ) -> int:
     """Write the useful rows in the format of ``data.kept_rows``; return their number."""
     lines = []

@@ -150,7 +150,7 @@ def _counted(findings: Sequence[Finding], name: str) -> str:
     return f"{len(findings)} {name}{'' if len(findings) == 1 else 's'}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

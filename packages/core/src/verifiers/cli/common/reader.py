@@ -293,7 +293,7 @@ def convert(value: object, hint: object) -> Any:
     return value
 
 
-def _convert_annotated(value: Any, hint: Any) -> Any:
+def _convert_annotated(value: Any, hint: object) -> Any:
     base, *marks = typing.get_args(hint)
     for mark in marks:
         if isinstance(mark, Form):
@@ -305,7 +305,7 @@ def _convert_annotated(value: Any, hint: Any) -> Any:
     return convert(value, base)
 
 
-def _convert_union(value: Any, hint: Any) -> Any:
+def _convert_union(value: object, hint: object) -> Any:
     members = typing.get_args(hint)
     real = [member for member in members if member is not types.NoneType]
     if value is None and len(real) < len(members):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.display import Display
     from verifiers.cli.evaluate.planning import Prepared
     from verifiers.cli.evaluate.summary import Report
+    from verifiers.results.outputs import GenerateOutputs
     from verifiers.runs.runner import Progress
 
 INTERRUPTED = 130
@@ -187,7 +188,7 @@ class _Command:
             **prepared.options(),
         )
 
-    def _show(self, prepared: Prepared, results: Any, progress: Progress) -> None:
+    def _show(self, prepared: Prepared, results: GenerateOutputs, progress: Progress) -> None:
         from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
         from verifiers.runtime.redaction import redacted
 
@@ -314,7 +315,7 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
 # --- after the run --------------------------------------------------------------------------------------------------
 
 
-def _verdict(prepared: Prepared, results: Any) -> str | None:
+def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
     """Why a completed run counts as failed; None when it does not."""
     from verifiers.results.outputs import errors_by_cause, unscored_by_function
 
@@ -334,7 +335,7 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
     return None
 
 
-def _notes(prepared: Prepared, results: Any) -> list[str]:
+def _notes(prepared: Prepared, results: GenerateOutputs) -> list[str]:
     notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
     if changed := results.metadata.changed_code:
         notes.append(f"{', '.join(changed)} changed between two sessions of this run: its mean is over both versions")

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiers.cli.common.interrupt import watched
 from verifiers.data.messages import escape_control
@@ -25,6 +25,9 @@ from verifiers.errors import ConfigError
 from verifiers.results.texts import duration
 from verifiers.runs.runner import Progress
 from verifiers.runtime.redaction import redacted_text
+
+if TYPE_CHECKING:
+    from verifiers.rollouts.state import State
 
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display shows what the oldest ones wait for."""
@@ -119,7 +122,7 @@ def waiting_lines(progress: Progress, now: float) -> list[str]:
     return [f"nothing finished for {duration(silent)}; the oldest rollouts:", *(_waiting(*one, now) for one in oldest)]
 
 
-def _waiting(started: float, state: Any, now: float) -> str:
+def _waiting(started: float, state: State | None, now: float) -> str:
     """The turn of one rollout, what it waits for, and its age."""
     if state is None:
         return f"  not started: waits for its start, {duration(now - started)} old"

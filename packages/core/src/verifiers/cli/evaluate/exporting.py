@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifiers.results.outputs import GenerateOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +29,15 @@ class Format:
     """(module, how to install it)."""
 
 
-def _parquet(results: Any, path: Path) -> None:
+def _parquet(results: GenerateOutputs, path: Path) -> None:
     results.save(path)
 
 
-def _dataset(results: Any, path: Path) -> None:
+def _dataset(results: GenerateOutputs, path: Path) -> None:
     results.to_dataset().save_to_disk(str(path))
 
 
-def _inspect(results: Any, path: Path) -> None:
+def _inspect(results: GenerateOutputs, path: Path) -> None:
     from verifiers.integrations.inspect import to_inspect
 
     to_inspect(results, path)

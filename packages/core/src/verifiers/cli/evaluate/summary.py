@@ -12,9 +12,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiers.results.texts import dollars, duration, number, number_lines
+
+if TYPE_CHECKING:
+    from verifiers.results.outputs import GenerateOutputs
+    from verifiers.types import Messages
 
 SCHEMA = 1
 RUN_KEYS = (
@@ -62,7 +66,7 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
     }
 
 
-def run_facts(results: Any, summary: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def run_facts(results: GenerateOutputs, summary: Mapping[str, Any] | None = None, **more: object) -> dict[str, Any]:
     """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``, ``exported``).
 
     Latency is in milliseconds, ``local_model`` only where it was used. ``summary``: of the results, if it is known.
@@ -73,7 +77,7 @@ def run_facts(results: Any, summary: Mapping[str, Any] | None = None, **more: An
 
 
 def print_summary(
-    results: Any,
+    results: GenerateOutputs,
     facts: Mapping[str, Any],
     *,
     samples: bool,
@@ -183,7 +187,7 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 # --- samples ------------------------------------------------------------------------------------------------------
 
 
-def _samples(results: Any) -> list[tuple[str, Any]]:
+def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     """The rollouts with the highest and the lowest reward; without any known reward, the first rollout."""
     rewards, ids = results["rewards"], results["example_ids"]
     scored = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]
@@ -227,7 +231,7 @@ def render_answer(answer: object) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def _conversation(messages: Any, role: str) -> list[str]:
+def _conversation(messages: Messages | None, role: str) -> list[str]:
     from verifiers.data.messages import render_text
 
     if isinstance(messages, str):

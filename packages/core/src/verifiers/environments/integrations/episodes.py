@@ -57,7 +57,7 @@ def opened(prompt: Messages, observation: Content) -> Messages:
     return [*prompt[:-1], Message({**last, "content": _joined(last["content"], observation)})]
 
 
-def _joined(before: object, observation: object) -> Any:
+def _joined(before: Content | None, observation: Content) -> Any:
     if not before or not observation:
         return before or observation
     if isinstance(before, str) and isinstance(observation, str):
@@ -65,5 +65,5 @@ def _joined(before: object, observation: object) -> Any:
     return [*_parts(before), *_parts(observation)]
 
 
-def _parts(content: Any) -> list[Any]:
+def _parts(content: Content) -> list[Any]:
     return [TextContentPart(content)] if isinstance(content, str) else list(content)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.data.messages import message_text
 from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
@@ -27,6 +27,9 @@ from verifiers.runtime.loops import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Messages
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def sum_step_rewards(state: State) -> float:
@@ -170,7 +173,7 @@ class GymEnv(MultiTurnEnv):
         return content if self.message_type == "completion" else self.as_prompt([{"role": "user", "content": content}])
 
 
-def _require_known(gymnasium: Any, env_id: str) -> None:
+def _require_known(gymnasium: ModuleType, env_id: str) -> None:
     """*Raises* ConfigError with the message of Gymnasium ("did you mean …") for an unknown id."""
     try:
         gymnasium.spec(env_id)
@@ -178,7 +181,7 @@ def _require_known(gymnasium: Any, env_id: str) -> None:
         raise ConfigError(f"Gymnasium has no environment {env_id!r}: {error}") from error
 
 
-def _default_action(answer: Any, env: Any) -> Any:
+def _default_action(answer: Any, env: object) -> Any:
     """Convert an answer to an action. *Raises* ValueError unless it is in the action space."""
     if answer is None:
         raise ValueError("there is no action in it")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import field
@@ -27,6 +27,9 @@ from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import describe
 from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextContentPart, Tool
+
+if TYPE_CHECKING:
+    import mcp_types
 
 
 def tell_error(error: Exception) -> str:
@@ -133,8 +136,8 @@ class MCPEnv(ToolEnv):
             self._add(function)
         return [function.definition for function in functions]
 
-    def _function(self, server: str, tool: Any) -> ToolFunction:
-        async def call(**arguments: Any) -> Any:
+    def _function(self, server: str, tool: mcp_types.Tool) -> ToolFunction:
+        async def call(**arguments: object) -> Any:
             from mcp import MCPError
 
             try:
@@ -150,7 +153,7 @@ class MCPEnv(ToolEnv):
         return ToolFunction.with_definition(call, Tool(tool.name, tool.description or "", tool.input_schema))
 
 
-def content_of(result: Any) -> Any:
+def content_of(result: mcp_types.CallToolResult) -> Any:
     """Convert the result of a tool call to message content: text if all blocks are text, else a list of parts."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
@@ -160,7 +163,7 @@ def content_of(result: Any) -> Any:
     return parts
 
 
-def _part(block: Any) -> Any:
+def _part(block: mcp_types.ContentBlock) -> Any:
     match block.type:
         case "text":
             return TextContentPart(block.text)

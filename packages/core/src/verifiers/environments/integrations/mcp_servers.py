@@ -18,14 +18,17 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, size_text
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.suggest import check_keywords
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 T = TypeVar("T")
 FIELDS = ("name", "command", "args", "env", "description")
@@ -76,7 +79,7 @@ class ServerSpec:
         return cls(fields["name"], fields["command"], tuple(args), env, fields.get("description", ""))
 
 
-def _environment(server: str, env: Any) -> dict[str, str]:
+def _environment(server: str, env: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     if not isinstance(env, Mapping):
         names = [env] if isinstance(env, str) else list(env)
         if missing := [name for name in names if name not in os.environ]:
@@ -264,7 +267,7 @@ class _Server:
                 log.warning("the connection to the MCP server %r ended: %s", self.spec.name, error)
 
     @contextlib.asynccontextmanager
-    async def _process(self, stderr: Any) -> AsyncIterator[tuple[Any, Any]]:
+    async def _process(self, stderr: IO[bytes] | int) -> AsyncIterator[tuple[Any, Any]]:
         """(messages of a new process of the server, messages to it).
 
         The protocol's library has a transport for it, whose reader holds a line of any length.
@@ -283,6 +286,8 @@ class _Server:
             start_new_session=True,
             limit=MAX_MESSAGE_BYTES,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
         arrived, incoming = anyio.create_memory_object_stream[Any](0)
         outgoing, given = anyio.create_memory_object_stream[Any](0)
         tasks = [
@@ -299,7 +304,7 @@ class _Server:
                 stream.close()
             await _end_process(process, 0.0 if self._fault else EXIT_LIMIT_S)
 
-    async def _read(self, stdout: Any, arrived: Any) -> None:
+    async def _read(self, stdout: asyncio.StreamReader, arrived: MemoryObjectSendStream[Any]) -> None:
         """Forward the server's messages until it closes its stdout or one is too long."""
         import anyio
         import mcp_types
@@ -325,7 +330,9 @@ class _Server:
         return f"; its stderr ends:\n{text[-1000:]}" if text else ""
 
 
-async def _write(stdin: Any, given: Any, arrived: Any) -> None:
+async def _write(
+    stdin: asyncio.StreamWriter, given: MemoryObjectReceiveStream[Any], arrived: MemoryObjectSendStream[Any]
+) -> None:
     """Forward messages to the server; when it takes no more, its side counts as closed too."""
     with contextlib.suppress(OSError):
         async for message in given:

@@ -16,7 +16,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import aiohttp
 
@@ -31,6 +31,9 @@ from verifiers.runtime.loops import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage
+
+if TYPE_CHECKING:
+    from verifiers.types import ToolCall
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 SCALARS = {"string": str, "integer": int, "number": float}
@@ -207,7 +210,14 @@ class OpenEnvEnv(MultiTurnEnv):
 class _Session:
     """A WebSocket to the server, with the schema of its actions."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, socket: Any, schema: Mapping[str, Any], timeout_s: float):
+    def __init__(
+        self,
+        url: str,
+        http: aiohttp.ClientSession,
+        socket: aiohttp.ClientWebSocketResponse,
+        schema: Mapping[str, Any],
+        timeout_s: float,
+    ):
         self.url, self._http, self._socket, self._schema = url, http, socket, schema
         self._timeout_s = timeout_s
         self._fields = {name: kind for name, kind in (schema.get("properties") or {}).items() if name != "metadata"}
@@ -310,7 +320,7 @@ def _tool(tool: Mapping[str, Any]) -> Tool:
     return Tool(tool["name"], tool.get("description") or "", schema)
 
 
-def _tool_action(call: Any) -> dict[str, Any]:
+def _tool_action(call: ToolCall) -> dict[str, Any]:
     arguments = json.loads(call.arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {call.name} are not a JSON object")
@@ -327,7 +337,7 @@ def _result_of(observation: Mapping[str, Any]) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-def _details(errors: Any) -> str:
+def _details(errors: object) -> str:
     if not isinstance(errors, list):
         return ""
     return ": " + "; ".join(f"{'.'.join(map(str, e.get('loc', ())))} {e.get('msg', '')}".strip() for e in errors)

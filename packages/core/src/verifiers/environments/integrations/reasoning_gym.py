@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.environments.base import RowOptions
 from verifiers.environments.integrations import extras
@@ -27,6 +27,9 @@ from verifiers.runtime.loops import call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.storage.identity import Free
+
+if TYPE_CHECKING:
+    from verifiers.types import Messages
 
 MAX_CACHED_ENTRIES = 1024
 
@@ -114,7 +117,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         )
         self.gym, self.seed = gym, seed
 
-    async def generator_score(self, parser: Any, completion: Any, state: State) -> float:
+    async def generator_score(self, parser: Parser, completion: Messages, state: State) -> float:
         """Return the score of the answer by the generator of the question.
 
         *Raises* ScoringError when the generator does not reproduce the question of the row, and when its scorer fails

@@ -15,7 +15,7 @@ import copy
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Unpack
 
 import numpy as np
@@ -186,7 +186,7 @@ def _gist(error: Exception) -> str:
     return next((line.strip() for line in lines if any(map(str.isalpha, line))), "no message")
 
 
-def _as_text(observation: Any) -> str:
+def _as_text(observation: str | Iterable[tuple[int, str, object]] | None) -> str:
     """Return an observation as text: that of the wrappers, or the joined messages of a game without wrappers."""
     return observation if isinstance(observation, str) else "\n".join(message for _, message, _ in observation or ())
 

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
@@ -172,7 +172,7 @@ class WorkerPool:
 class _Remote:
     """One running worker, as the pool sees it."""
 
-    def __init__(self, channel: Channel, pid: int, context: RunContext, on_death: Any):
+    def __init__(self, channel: Channel, pid: int, context: RunContext, on_death: Callable[[_Remote, str], None]):
         self.channel, self.pid, self.context, self._on_death = channel, pid, context, on_death
         self._numbers = itertools.count(1)
         self._running: dict[int, asyncio.Future[State]] = {}

@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, WorkerLost
 from verifiers.runs.workers.channels import GRACE_S
@@ -21,11 +21,14 @@ from verifiers.runs.workers.messages import Failed, Message
 from verifiers.runs.workers.serving import serve
 from verifiers.runtime.install_lines import install_line
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 _JOIN_LOCK = threading.Lock()
 """Workers open concurrently; the cluster must be joined once."""
 
 
-def _join_cluster(ray: Any) -> None:
+def _join_cluster(ray: ModuleType) -> None:
     with _JOIN_LOCK:
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=True)
@@ -34,7 +37,7 @@ def _join_cluster(ray: Any) -> None:
 class RayChannel:
     """The pool's end of a worker that is an actor: messages are arguments and results of its two methods."""
 
-    def __init__(self, ray: Any, actor: Any):
+    def __init__(self, ray: ModuleType, actor: Any):
         self._ray, self._actor = ray, actor
         self._inbox: list[bytes] = []
 
