@@ -18,7 +18,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,10 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers.training_args import TrainingArguments
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +87,7 @@ def _gathered(parameter: object, values: Tensor, start: int) -> Tensor:
     return buffer.view(size(parameter))
 
 
-def whole_state(optimizer: object, *, keep: bool) -> dict[str, Any] | None:
+def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
     """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None elsewhere."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
@@ -133,7 +137,9 @@ def assign(parameter: Any, value: Tensor) -> None:
     parameter.ds_tensor.data[: len(local)].copy_(local)
 
 
-def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+def load_state(
+    optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]
+) -> None:
     """Restore the result of ``whole_state``. *Raises* ValueError when it does not fit."""
     inner = _inner(optimizer)
     inner.state.clear()
@@ -189,7 +195,7 @@ def require_whole(model: nn.Module) -> None:
         )
 
 
-def in_one_precision(model: nn.Module, settings: Any) -> None:
+def in_one_precision(model: nn.Module, settings: TrainingArguments) -> None:
     """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision per model."""
     if not settings.bf16 and not any(map(holds, model.parameters())):
         for parameter in model.parameters():
@@ -197,13 +203,13 @@ def in_one_precision(model: nn.Module, settings: Any) -> None:
                 parameter.data = parameter.data.float()
 
 
-def adopt(accelerator: Any, settings: Any) -> bool:
+def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
     """Whether DeepSpeed splits the model; if so, write ``settings`` into its configuration.
 
     *Raises* ConfigError for unsupported settings.
     """
     state, plugin = accelerator.state, getattr(settings, "deepspeed_plugin", None)
-    if plugin is None:
+    if settings is None or plugin is None:
         return False
     load_models_whole()  # accelerate has just configured the opposite
     if state.distributed_type == DistributedType.NO:
@@ -224,18 +230,18 @@ def adopt(accelerator: Any, settings: Any) -> bool:
     return True
 
 
-def is_used(accelerator: Any) -> bool:
+def is_used(accelerator: Accelerator) -> bool:
     """Whether DeepSpeed splits the model of this run, or will when training begins."""
     return accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
-def detach_engine(accelerator: Any) -> Any:
+def detach_engine(accelerator: Accelerator) -> Any:
     """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a second time."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
 
 
-def settle(config: dict[str, Any], settings: Any) -> None:
+def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
     """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace other values.
 
     *Raises* ConfigError for unsupported settings.
@@ -278,12 +284,12 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def remember(optimizer: Any) -> None:
+def remember(optimizer: torch.optim.Optimizer) -> None:
     """Store the parameters of a torch optimizer before DeepSpeed replaces them."""
     setattr(optimizer, GROUPS, [list(group["params"]) for group in optimizer.param_groups])
 
 
-def is_split_optimizer(optimizer: Any) -> bool:
+def is_split_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     """Whether DeepSpeed replaced its parameters."""
     return hasattr(getattr(getattr(optimizer, "optimizer", None), "optimizer", None), GROUPS)
 
@@ -333,7 +339,7 @@ def _piece(parameter: Any) -> Piece:
     return Piece(mapping.hp_fragment.detach(), mapping.lp_fragment_address.start, offset, None)
 
 
-def _trained(optimizer: Any) -> Iterator[tuple[int, int, Any, Piece, Tensor]]:
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, Any, Piece, Tensor]]:
     """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the unsplit order."""
     inner, index = _inner(optimizer), 0
     for number, parameters in enumerate(getattr(inner, GROUPS)):

@@ -195,7 +195,7 @@ class Ranks:
         if not self.rank_timeout_s:
             return None
 
-        def publish(store: Any, message: str) -> None:
+        def publish(store: torch.distributed.Store, message: str) -> None:
             store.compare_set(FAILURE, "", json.dumps(_to_json(RunError(message), self.rank)))
 
         return Heartbeat(self._store, self.rank, self.world, self.rank_timeout_s, block=block, publish=publish)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +43,7 @@ BACKENDS = ("verl", "tinker", "fireworks")
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
+def from_config(config: Mapping[str, Any]) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
     """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and ``config.backend``.
 
     *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
@@ -118,7 +118,14 @@ class _MessageClient:
         self._engine, self.model, self._application_id = rollout_engine, model, application_id_fn
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
-    async def _create(self, *, messages: Any, tools: Any = None, model: str = "", **sampling: Any) -> Any:
+    async def _create(
+        self,
+        *,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        model: str = "",
+        **sampling: Any,
+    ) -> Any:
         for name in ("extra_body", "logprobs", "top_logprobs", "extra_headers", "modalities", "n"):
             sampling.pop(name, None)
         if (limit_ := sampling.pop("max_completion_tokens", None)) is not None:
@@ -146,7 +153,7 @@ def _to_response(output: Any) -> dict[str, Any]:
     return response
 
 
-def _call(call: Any, number: int) -> dict[str, Any]:
+def _call(call: object, number: int) -> dict[str, Any]:
     """Convert a tool call (an object of rLLM, of OpenAI, or a dict) to the wire format."""
 
     def get(holder: object, name: str) -> Any:
@@ -182,7 +189,7 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     )
 
 
-def _step(kind: Any, step: Mapping[str, Any]) -> Any:
+def _step(kind: Callable[..., Any], step: Mapping[str, Any]) -> Any:
     tokens = step["tokens"]
     if tokens is None:
         raise ConfigError(

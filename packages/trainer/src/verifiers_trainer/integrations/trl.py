@@ -21,7 +21,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
@@ -29,6 +29,7 @@ from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.loops import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
+    Worth,
     export_samples,
     generate_group,
     group_worth,
@@ -38,6 +39,11 @@ from verifiers_trainer.integrations.common import (
 )
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import served_generate
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.clients.protocol import Client
 
 TRL = Peer("trl", "trl", ("1.16.0",), lambda: install_line("verifiers-trainer", "trl"))
 ROW = "vf_row"
@@ -70,7 +76,7 @@ def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[d
     return dict(zip(("train", "eval"), limit(env, max_samples), strict=True))
 
 
-def make_rollout_func(env: Environment, client: Any = None, **options: Any) -> RolloutFunc:
+def make_rollout_func(env: Environment, client: Client | None = None, **options: Any) -> RolloutFunc:
     """Return a ``rollout_func`` for TRL. ``client=None`` samples from ``trainer.model`` through the embedded engine, or
     from the vLLM server of the trainer; for ``options`` see ``RolloutFunc``."""
     return RolloutFunc(env, client, **options)
@@ -87,7 +93,7 @@ class RolloutFunc:
     def __init__(
         self,
         env: Environment,
-        client: Any = None,
+        client: Client | None = None,
         *,
         history: str = "render",
         max_seq_len: int | None = None,
@@ -122,7 +128,9 @@ class RolloutFunc:
             raise RunError(f"every token of this step is masked; the first rollout ended with {_end_of(first)}")
         return {name: [one[name] for one in fields] for name in fields[0]}
 
-    async def _generate(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
+    async def _generate(
+        self, groups: Mapping[str, Sequence[int]], client: object, model: str, sampling: Mapping[str, Any]
+    ) -> list[Any]:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(
             *(
@@ -131,7 +139,9 @@ class RolloutFunc:
             )
         )
 
-    def _fields(self, rollout: Any, worth: Any, tokenizer: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(
+        self, rollout: Mapping[str, Any], worth: Worth, tokenizer: PreTrainedTokenizerBase, sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
         samples = export_samples(rollout, float(sampling.get("temperature") or 1.0))
         self.dropped += max(0, len(samples) - 1)
         extra = {"vf_reward": None if worth.is_unscored else worth.reward, "vf_metrics": dict(rollout["metrics"])}
@@ -142,7 +152,7 @@ class RolloutFunc:
         tokens = {"prompt_ids": last.prompt_ids, "completion_ids": last.response_ids}
         return {**tokens, "logprobs": last.logprobs, "env_mask": last.response_mask, **extra}
 
-    def _key(self, prompt: Any) -> str:
+    def _key(self, prompt: object) -> str:
         key = prompt[0].get(ROW) if isinstance(prompt, list) and prompt else None
         keys = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
         if not keys:
