@@ -18,7 +18,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,19 @@ from verifiers.runtime.install_lines import install_line
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers.training_args import TrainingArguments
+
+    class Managed(nn.Parameter):
+        """A parameter with what DeepSpeed sets on it: ``ds_…`` under stage 3, ``_hp_mapping`` under 1 and 2."""
+
+        ds_id: int
+        ds_shape: torch.Size
+        ds_numel: int
+        ds_tensor: Tensor
+        ds_process_group: dist.ProcessGroup
+        _dp_group: dist.ProcessGroup
+        _z3_optimizer: Any
+        _hp_mapping: Any
+
 
 log = logging.getLogger(__name__)
 
@@ -48,25 +61,30 @@ def is_split(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def holds(parameter: object) -> bool:
+def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
+    """Whether ZeRO-3 has left this process only a piece of a parameter."""
+    return hasattr(parameter, "ds_id")
+
+
+def holds(parameter: object) -> TypeGuard[Managed]:
     """Whether DeepSpeed manages a parameter; it does not manage frozen ones under stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
-def size(parameter: Any) -> torch.Size:
+def size(parameter: Tensor) -> torch.Size:
     """The shape of the whole parameter."""
-    return parameter.ds_shape if hasattr(parameter, "ds_id") else parameter.shape
+    return parameter.ds_shape if is_in_pieces(parameter) else parameter.shape
 
 
 # --- out: whole tensors -----------------------------------------------------------------------------------------
 
 
-def whole(parameter: Any) -> Tensor:
+def whole(parameter: Tensor) -> Tensor:
     """The whole parameter, in float32 where it is trained. Every process calls it."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         return _gathered(parameter, piece.master, piece.start)
-    if not hasattr(parameter, "ds_id"):
+    if not is_in_pieces(parameter):
         return parameter.detach()
     import deepspeed
 
@@ -74,13 +92,13 @@ def whole(parameter: Any) -> Tensor:
         return parameter.detach().clone()
 
 
-def gathered(part: Tensor, parameter: Any) -> Tensor:
+def gathered(part: Tensor, parameter: Managed) -> Tensor:
     """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process calls it."""
     piece = _piece(parameter)
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
 
-def _gathered(parameter: object, values: Tensor, start: int) -> Tensor:
+def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
     buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
     buffer[start : start + len(values)] = values
     dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))  # bytes, since -0.0 + 0.0 is 0.0
@@ -116,7 +134,7 @@ def part(parameter: object) -> Tensor:
     return safe_get_local_fp32_param(parameter).detach()
 
 
-def part_like(value: Tensor, parameter: object) -> Tensor:
+def part_like(value: Tensor, parameter: Managed) -> Tensor:
     """``value`` as ``part`` gives it."""
     piece, padded = _piece(parameter), torch.zeros_like(part(parameter))
     padded[: len(piece.master)] = piece.of(value)
@@ -124,12 +142,12 @@ def part_like(value: Tensor, parameter: object) -> Tensor:
 
 
 @torch.no_grad()
-def assign(parameter: Any, value: Tensor) -> None:
+def assign(parameter: Tensor, value: Tensor) -> None:
     """Set a parameter from a whole tensor that every process has; call ``forget_whole`` afterwards."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         piece.master.copy_(piece.of(value))
-    if not hasattr(parameter, "ds_id"):
+    if not is_in_pieces(parameter):
         parameter.copy_(value)
         return
     start = dist.get_rank(group=parameter.ds_process_group) * parameter.ds_tensor.numel()
@@ -318,14 +336,14 @@ class Piece(NamedTuple):
         return flat[self.offset : self.offset + len(self.master)]
 
 
-def _is_trained(parameter: object) -> bool:
+def _is_trained(parameter: object) -> TypeGuard[Managed]:
     if hasattr(parameter, "ds_id"):
         return hasattr(parameter, "_z3_optimizer") and parameter.ds_id in parameter._z3_optimizer.grad_position
     return hasattr(parameter, "_hp_mapping")
 
 
-def _piece(parameter: Any) -> Piece:
-    if hasattr(parameter, "ds_id"):
+def _piece(parameter: Managed) -> Piece:
+    if is_in_pieces(parameter):
         zero = parameter._z3_optimizer
         number, offset, piece_size = zero.grad_position[parameter.ds_id]
         start = dist.get_rank(group=parameter.ds_process_group) * piece_size
@@ -339,7 +357,7 @@ def _piece(parameter: Any) -> Piece:
     return Piece(mapping.hp_fragment.detach(), mapping.lp_fragment_address.start, offset, None)
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, Any, Piece, Tensor]]:
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, Managed, Piece, Tensor]]:
     """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the unsplit order."""
     inner, index = _inner(optimizer), 0
     for number, parameters in enumerate(getattr(inner, GROUPS)):
@@ -355,8 +373,8 @@ def _inner(optimizer: Any) -> Any:
     return optimizer.optimizer.optimizer
 
 
-def _group(parameter: Any) -> Any:
-    return parameter.ds_process_group if hasattr(parameter, "ds_id") else parameter._dp_group
+def _group(parameter: Managed) -> dist.ProcessGroup:
+    return parameter.ds_process_group if is_in_pieces(parameter) else parameter._dp_group
 
 
 def _device() -> torch.device:

@@ -134,23 +134,23 @@ def part(parameter: Tensor) -> Tensor:
     Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
     """
     if deepspeed.holds(parameter):
-        return deepspeed.part(parameter) if hasattr(parameter, "ds_id") else deepspeed.whole(parameter)
+        return deepspeed.part(parameter) if deepspeed.is_in_pieces(parameter) else deepspeed.whole(parameter)
     return parameter.detach()
 
 
 def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process calls it."""
-    return deepspeed.gathered(tensor, parameter) if hasattr(parameter, "ds_id") else whole(tensor)
+    return deepspeed.gathered(tensor, parameter) if deepspeed.is_in_pieces(parameter) else whole(tensor)
 
 
-def part_like(tensor: Tensor, target: object) -> Tensor:
+def part_like(tensor: Tensor, target: Tensor) -> Tensor:
     """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing is sent.
 
     *Raises* ValueError for another shape.
     """
     if tensor.shape != deepspeed.size(target):
         raise ValueError(f"a tensor has shape {list(tensor.shape)}, its parameter {list(deepspeed.size(target))}")
-    if hasattr(target, "ds_id"):
+    if deepspeed.is_in_pieces(target):
         return deepspeed.part_like(tensor, target)
     if not isinstance(target, DTensor):
         return tensor
@@ -203,7 +203,7 @@ def forget_whole(model: nn.Module) -> None:
     deepspeed.forget_whole(model)
 
 
-def _local(tensor: Any) -> Tensor:
+def _local(tensor: Tensor) -> Tensor:
     if deepspeed.holds(tensor):
         return tensor.ds_tensor.data
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -80,7 +80,23 @@ def _plain(value: object) -> Any:
 # --- client over a rollout engine -------------------------------------------------------------------------------------
 
 
-def rollout_engine_client(rollout_engine: Any, model: str, application_id_fn: Callable[[], str]) -> Any:
+class RolloutEngine(Protocol):
+    """What is read of rLLM's rollout engines; the first three where they take token ids."""
+
+    @property
+    def get_token_output_from_token_input(self) -> Callable[..., Any]: ...
+
+    @property
+    def assemble_model_output(self) -> Callable[..., Any]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def get_model_response(self) -> Callable[..., Any]: ...
+
+
+def rollout_engine_client(rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]) -> Any:
     """Return a client over a rollout engine: a ``TokenClient`` if it supports token ids, else over messages."""
     if not getattr(rollout_engine, "supports_token_in_token_out", False):
         return _MessageClient(rollout_engine, model, application_id_fn)
@@ -114,7 +130,7 @@ class _MessageClient:
 
     base_url, api_key = "http://rollout-engine.invalid/v1", "none"
 
-    def __init__(self, rollout_engine: Any, model: str, application_id_fn: Callable[[], str]):
+    def __init__(self, rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]):
         self._engine, self.model, self._application_id = rollout_engine, model, application_id_fn
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
@@ -234,7 +250,7 @@ def workflow_class(base: type) -> type:
 
         def __init__(
             self,
-            rollout_engine: Any,
+            rollout_engine: RolloutEngine,
             vf_env: Environment,
             sampling_args: Mapping[str, Any] | None = None,
             max_retries: int = 0,

@@ -21,7 +21,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
@@ -43,7 +43,7 @@ from verifiers_trainer.integrations.token_client import served_generate
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-    from verifiers.clients.protocol import Client
+    from verifiers.clients.protocol import ClientLike
 
 TRL = Peer("trl", "trl", ("1.16.0",), lambda: install_line("verifiers-trainer", "trl"))
 ROW = "vf_row"
@@ -76,10 +76,29 @@ def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[d
     return dict(zip(("train", "eval"), limit(env, max_samples), strict=True))
 
 
-def make_rollout_func(env: Environment, client: Client | None = None, **options: Any) -> RolloutFunc:
+def make_rollout_func(env: Environment, client: ClientLike | None = None, **options: Any) -> RolloutFunc:
     """Return a ``rollout_func`` for TRL. ``client=None`` samples from ``trainer.model`` through the embedded engine, or
     from the vLLM server of the trainer; for ``options`` see ``RolloutFunc``."""
     return RolloutFunc(env, client, **options)
+
+
+class Trainer(Protocol):
+    """What is read of TRL's trainer."""
+
+    @property
+    def args(self) -> Any: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def processing_class(self) -> Any: ...
+
+    @property
+    def accelerator(self) -> Any: ...
+
+    @property
+    def state(self) -> Any: ...
 
 
 class RolloutFunc:
@@ -93,7 +112,7 @@ class RolloutFunc:
     def __init__(
         self,
         env: Environment,
-        client: Client | None = None,
+        client: ClientLike | None = None,
         *,
         history: str = "render",
         max_seq_len: int | None = None,
@@ -110,7 +129,7 @@ class RolloutFunc:
         for key, task in self._rows.items():
             self._by_text.setdefault(_text_of(task["prompt"]), []).append(key)
 
-    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+    def __call__(self, prompts: Sequence[Any], trainer: Trainer) -> dict[str, list[Any]]:
         """Return the fields of TRL. *Raises* RunError when every token of the step is masked."""
         TRL.load()
         client, model = self._client(trainer, len(prompts))
@@ -165,7 +184,7 @@ class RolloutFunc:
             )
         return keys[0]
 
-    def _client(self, trainer: Any, count: int) -> tuple[Any, str]:
+    def _client(self, trainer: Trainer, count: int) -> tuple[Any, str]:
         if self.client is not None:
             return self.client, getattr(self.client, "model", None) or "policy"
         if getattr(trainer, "use_vllm", False):
@@ -176,7 +195,7 @@ class RolloutFunc:
         self.engine.set_version(trainer.state.global_step)
         return self._engine_client, self.engine.served_model
 
-    def _open_engine(self, trainer: Any, count: int) -> Any:
+    def _open_engine(self, trainer: Trainer, count: int) -> Any:
         from verifiers_trainer.engines import EmbeddedEngine
         from verifiers_trainer.engines.inference import policy_client
 
