@@ -65,10 +65,11 @@ from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+    from verifiers.results import GenerateOutputs
     from verifiers_trainer.algorithm.advantages import AdvantageFunction
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class RLTrainer(HFLoop):
 
     def __init__(
         self,
-        model: PreTrainedModel | str,
+        model: PreTrainedModel | PeftModel | str,
         env: Environment | str | Sequence[Environment | str] | None = None,
         args: RLConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
@@ -120,7 +121,7 @@ class RLTrainer(HFLoop):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: RLConfig | None = None,
-        dataset: DatasetLike | None = None,
+        dataset: DatasetLike | GenerateOutputs | Sequence[str | Path] | None = None,
         eval_dataset: DatasetLike | None = None,
         eval_env: Environment | str | None = None,
         client: object = None,

@@ -28,6 +28,7 @@ from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers.modeling_utils import PreTrainedModel
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -48,7 +49,7 @@ class Finding:
 
 
 def preflight(
-    model: PreTrainedModel | str,
+    model: PreTrainedModel | PeftModel | str,
     env: Environment | str,
     config: RLConfig,
     folder: Path,
