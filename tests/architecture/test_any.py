@@ -6,7 +6,7 @@ import pytest
 
 from support.import_graph import CORE, TRAINER, modules
 
-LIMITS = {CORE: 0.025, TRAINER: 0.125}
+LIMITS = {CORE: 0.025, TRAINER: 0.029}
 """Share of all annotated parameters. Lower it when it has fallen."""
 
 

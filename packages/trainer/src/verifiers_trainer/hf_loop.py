@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import accelerate.optimizer as accelerate_optimizer
 import torch
@@ -38,6 +38,10 @@ from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.settings.config import RLConfig
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerControl, TrainerState
+    from transformers.training_args import TrainingArguments
 
 log = logging.getLogger(__name__)
 
@@ -71,18 +75,22 @@ class Steps(TrainerCallback):
         """Holds the ``weight_update`` of the present step; entered by ``train``, so that an error exits it too."""
         self._passes = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._passes = int(state.epoch or 0)
         state.compute_steps(args, state.max_steps)  # a resumed state holds the intervals of the earlier run
         self.loop.begin()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.update.enter_context(self.loop.weight_update())
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.update.close()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> Any:
         self.loop.finish_step()
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
@@ -144,7 +152,7 @@ class HFLoop(Trainer):
         """The learning rate of the present step."""
         return float(self._get_learning_rate())
 
-    def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
+    def gradients_exchanged(self, model: torch.nn.Module, exchanged: bool) -> AbstractContextManager[Any]:
         """Context around forward and backward of a packed row: ranks exchange gradients with the last row alone.
 
         A split model exchanges with every row: gradients that are not exchanged would be held whole.
@@ -176,7 +184,7 @@ class HFLoop(Trainer):
         with self._steps.update:
             return super().train(*args, **keywords)
 
-    def create_optimizer(self, model: Any = None) -> Any:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> Any:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new:
@@ -193,18 +201,18 @@ class HFLoop(Trainer):
             self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
         return prepared
 
-    def _clip_grad_norm(self, model: object) -> Any:
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         norm = super()._clip_grad_norm(model)
         return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
 
-    def _get_grad_norm(self, model: object, grad_norm: object = None) -> Any:
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.grad_norm = math.nan if norm is None else float(norm)
         return norm
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, None]:
         batch = next(epoch_iterator, None)
         if batch is None:
             self.is_complete = self.control.should_training_stop = True
@@ -212,10 +220,12 @@ class HFLoop(Trainer):
             return [], None
         return [batch], None
 
-    def floating_point_ops(self, inputs: Any) -> int:
+    def floating_point_ops(self, inputs: object) -> int:
         return 0
 
-    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
         try:
             metrics = self.run_evaluation(ignore_keys_for_eval)
         except VerifiersError as error:
@@ -252,10 +262,10 @@ class HFLoop(Trainer):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.save_checkpoint()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if deepspeed.is_used(self.accelerator) and not any(map(deepspeed.holds, self.model.parameters())):
             return  # too early: DeepSpeed may round the parameters it takes over
         preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))

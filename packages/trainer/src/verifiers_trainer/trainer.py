@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
-from verifiers.data.examples import Example
+from verifiers.data.examples import DatasetLike, Example
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, WeightSyncError
 from verifiers.runs.runner import RunContext
@@ -63,6 +63,14 @@ from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.results import GenerateOutputs
+    from verifiers_trainer.algorithm.advantages import AdvantageFunction
 
 log = logging.getLogger(__name__)
 
@@ -103,22 +111,22 @@ class RLTrainer(HFLoop):
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel | PeftModel | str,
         env: Environment | str | Sequence[Environment | str] | None = None,
         args: RLConfig | None = None,
-        processing_class: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        peft_config: Any = None,
+        peft_config: PeftConfig | None = None,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         config: RLConfig | None = None,
-        dataset: Any = None,
-        eval_dataset: Any = None,
+        dataset: DatasetLike | GenerateOutputs | Sequence[str | Path] | None = None,
+        eval_dataset: DatasetLike | None = None,
         eval_env: Environment | str | None = None,
-        client: Any = None,
-        loss: Any = None,
-        advantage: Any = None,
+        client: object = None,
+        loss: str | Callable[[LossInput], Tensor] | None = None,
+        advantage: str | AdvantageFunction | None = None,
     ):
         fsdp.require_launchable(optimizers)
         args = context.either("args", args, "config", config)
@@ -309,7 +317,7 @@ class RLTrainer(HFLoop):
             raise
 
     def training_step(  # type: ignore[override]
-        self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
+        self, model: torch.nn.Module, inputs: TrainBatch, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Forward and backward of every packed row; token weights make the sum one mean over the step."""
         started = time.perf_counter()
@@ -364,10 +372,10 @@ class RLTrainer(HFLoop):
 
     def compute_loss(  # type: ignore[override]
         self,
-        model: Any,
+        model: torch.nn.Module,
         inputs: PackedRow,
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
         meter: RatioMeter | None = None,
     ) -> Any:
         """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
@@ -469,7 +477,7 @@ class RLTrainer(HFLoop):
         """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **others: Any) -> Sequence[Any]:
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **others: object) -> Sequence[Any]:
         """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)
 
@@ -620,7 +628,7 @@ class RLTrainer(HFLoop):
         return self.training_run.env
 
     @env.setter
-    def env(self, env: Any) -> None:
+    def env(self, env: Environment) -> None:
         self.training_run.env = env
 
     @property
@@ -629,7 +637,7 @@ class RLTrainer(HFLoop):
         return self.training_run.eval_env
 
     @eval_env.setter
-    def eval_env(self, env: Any) -> None:
+    def eval_env(self, env: Environment) -> None:
         self.training_run.eval_env = env
 
     @property

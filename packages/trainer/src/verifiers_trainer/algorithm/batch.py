@@ -142,7 +142,7 @@ class Group:
             )
         return value
 
-    def values(self, choice: Any) -> np.ndarray:
+    def values(self, choice: object) -> np.ndarray:
         """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
         return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
 
@@ -282,7 +282,7 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
 def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) -> list[RolloutSamples]:
     component = group.component_of(settings)
 
-    def samples_of(turns: Sequence[Turn], advantage: Any, number: int) -> RolloutSamples:
+    def samples_of(turns: Sequence[Turn], advantage: float | Sequence[float], number: int) -> RolloutSamples:
         return rollout_samples(
             turns,
             advantage,
@@ -353,7 +353,7 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
     )
 
 
-def _mean_credit(credit: Any) -> float:
+def _mean_credit(credit: float | Sequence[float] | np.ndarray) -> float:
     """The mean advantage over the turns that have one; NaN without any."""
     known = np.asarray(credit)[~np.isnan(credit)]
     return float(known.mean()) if known.size else math.nan

@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -550,6 +550,31 @@ class TokenLosses:
     """``kl_ref`` with a penalty, ``correction/factor`` with a correction; without gradient."""
 
 
+class ObjectiveSettings(Protocol):
+    """What ``Objective.of`` reads."""
+
+    @property
+    def tis_cap(self) -> float | None: ...
+
+    @property
+    def sequence_mask_cap(self) -> float | None: ...
+
+    @property
+    def geo_mask(self) -> Sequence[float] | None: ...
+
+    @property
+    def opsm_delta(self) -> float | None: ...
+
+    @property
+    def beta(self) -> float: ...
+
+    @property
+    def kl_type(self) -> str: ...
+
+    @property
+    def component(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A loss, its corrections and a penalty: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0}, beta=0.01)``."""
@@ -563,7 +588,7 @@ class Objective:
     """The component of ``loss``."""
 
     @classmethod
-    def of(cls, loss: Callable[[LossInput], Tensor], settings: Any) -> Objective:
+    def of(cls, loss: Callable[[LossInput], Tensor], settings: ObjectiveSettings) -> Objective:
         """The objective with the corrections and the penalty that are attributes of ``settings``."""
         parameters = {
             "tis_cap": settings.tis_cap,

@@ -20,7 +20,7 @@ Forward = Callable[..., Any]
 
 
 def annotate(
-    rows: list[PackedRow], device: Any, *, old: Forward | None = None, reference: Forward | None = None
+    rows: list[PackedRow], device: torch.device | str, *, old: Forward | None = None, reference: Forward | None = None
 ) -> None:
     """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in place in the list."""
     if old is None and reference is None:

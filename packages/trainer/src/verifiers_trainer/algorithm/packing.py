@@ -27,6 +27,7 @@ from verifiers_trainer.algorithm.samples import COMPONENTS, NOT_SAMPLED, Sample
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,7 +269,7 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
     def concatenated(name: str) -> np.ndarray:
         return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
 
-    def repeated(values: Sequence[Any] | np.ndarray, dtype: Any) -> np.ndarray:
+    def repeated(values: Sequence[Any] | np.ndarray, dtype: DTypeLike) -> np.ndarray:
         return np.repeat(np.asarray(values, dtype), lengths)
 
     return PackedRow(

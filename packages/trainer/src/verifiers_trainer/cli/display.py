@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,6 +25,12 @@ from transformers.utils import logging as transformers_logging
 from verifiers.data.messages import escape_control
 from verifiers.runtime.redaction import redacted_text
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerControl, TrainerState
+    from transformers.training_args import TrainingArguments
+
+    from verifiers_trainer.trainer import RLTrainer
 
 PLAIN_INTERVAL_S = 10.0
 RATE_STEPS = 20
@@ -87,7 +93,7 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
 class ProgressLine(TrainerCallback):
     """Shows the progress of training. ``stop_after_step`` ends training, with a checkpoint, after the current step."""
 
-    def __init__(self, trainer: Any, console: Console, quiet: bool = False):
+    def __init__(self, trainer: RLTrainer, console: Console, quiet: bool = False):
         self.trainer, self.console, self.quiet = trainer, console, quiet
         self.stop_after_step = False
         self.step = 0
@@ -97,7 +103,7 @@ class ProgressLine(TrainerCallback):
         """(clock, tokens trained, seconds waited) at the end of each step."""
         self._printed_at = -math.inf
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step = state.global_step
         self._ends.append((time.monotonic(), 0.0, 0.0))
         if self.console.is_terminal and not self.quiet:
@@ -110,7 +116,7 @@ class ProgressLine(TrainerCallback):
             )
             self._progress.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> Any:
         self.step = state.global_step
         numbers = self.trainer.last_step
         self._ends.append(
@@ -121,10 +127,17 @@ class ProgressLine(TrainerCallback):
             control.should_training_stop = control.should_save = True
         return control
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **_: Any,
+    ) -> None:
         self.evaluation = (metrics or {}).get("eval_reward", self.evaluation)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,13 @@ from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.environments.base import Environment
 
 SIBLINGS = 4
 """Rollouts per example; there are two examples."""
@@ -41,7 +48,13 @@ class Finding:
     message: str
 
 
-def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: Any = None) -> Iterator[Finding]:
+def preflight(
+    model: PreTrainedModel | PeftModel | str,
+    env: Environment | str,
+    config: RLConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Iterator[Finding]:
     """Run the checks in the order in which a run needs the parts; stop at the first failure."""
     settings = config.private_copy()
     settings.problems(settings.world_size)
@@ -100,11 +113,13 @@ class _Probe(RLTrainer):
     rollout_s: float
     rows: Sequence[PackedRow]
 
-    def compute_rewards(self, completions: Any, prompts: Any, **known: Any) -> list[float]:
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: object) -> list[float]:
         self.rubric_rewards = [*getattr(self, "rubric_rewards", []), *super().compute_rewards(completions, prompts)]
         return [float(index % 2) for index in range(len(completions))]
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> Any:
         self.rows = inputs.rows_R[0]
         self.rollout_s = inputs.stats["time/wait_generation"]
         return super().training_step(model, inputs, num_items_in_batch)

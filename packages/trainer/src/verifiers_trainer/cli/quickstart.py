@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -37,6 +37,10 @@ from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.plot import draw_learning_curve
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerControl, TrainerState
+    from transformers.training_args import TrainingArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +314,7 @@ class _Display(TrainerCallback):
             self.task = self.progress.add_task("starting", total=self.batches)
             self.progress.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         batch, within = divmod(state.global_step, args.steps_per_batch)
         if within or batch % 5:
             return
@@ -326,7 +330,7 @@ class _Display(TrainerCallback):
         elif batch % 25 == 0:
             self.console.print(f"    {line}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.progress is not None:
             self.progress.stop()
 

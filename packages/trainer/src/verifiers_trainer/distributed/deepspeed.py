@@ -18,7 +18,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,23 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers.training_args import TrainingArguments
+
+    class Managed(nn.Parameter):
+        """A parameter with what DeepSpeed sets on it: ``ds_…`` under stage 3, ``_hp_mapping`` under 1 and 2."""
+
+        ds_id: int
+        ds_shape: torch.Size
+        ds_numel: int
+        ds_tensor: Tensor
+        ds_process_group: dist.ProcessGroup
+        _dp_group: dist.ProcessGroup
+        _z3_optimizer: Any
+        _hp_mapping: Any
+
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +61,30 @@ def is_split(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def holds(parameter: object) -> bool:
+def is_in_pieces(parameter: object) -> TypeGuard[Managed]:
+    """Whether ZeRO-3 has left this process only a piece of a parameter."""
+    return hasattr(parameter, "ds_id")
+
+
+def holds(parameter: object) -> TypeGuard[Managed]:
     """Whether DeepSpeed manages a parameter; it does not manage frozen ones under stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
-def size(parameter: Any) -> torch.Size:
+def size(parameter: Tensor) -> torch.Size:
     """The shape of the whole parameter."""
-    return parameter.ds_shape if hasattr(parameter, "ds_id") else parameter.shape
+    return parameter.ds_shape if is_in_pieces(parameter) else parameter.shape
 
 
 # --- out: whole tensors -----------------------------------------------------------------------------------------
 
 
-def whole(parameter: Any) -> Tensor:
+def whole(parameter: Tensor) -> Tensor:
     """The whole parameter, in float32 where it is trained. Every process calls it."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         return _gathered(parameter, piece.master, piece.start)
-    if not hasattr(parameter, "ds_id"):
+    if not is_in_pieces(parameter):
         return parameter.detach()
     import deepspeed
 
@@ -70,20 +92,20 @@ def whole(parameter: Any) -> Tensor:
         return parameter.detach().clone()
 
 
-def gathered(part: Tensor, parameter: Any) -> Tensor:
+def gathered(part: Tensor, parameter: Managed) -> Tensor:
     """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process calls it."""
     piece = _piece(parameter)
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
 
-def _gathered(parameter: object, values: Tensor, start: int) -> Tensor:
+def _gathered(parameter: Managed, values: Tensor, start: int) -> Tensor:
     buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
     buffer[start : start + len(values)] = values
     dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))  # bytes, since -0.0 + 0.0 is 0.0
     return buffer.view(size(parameter))
 
 
-def whole_state(optimizer: object, *, keep: bool) -> dict[str, Any] | None:
+def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
     """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None elsewhere."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
@@ -112,7 +134,7 @@ def part(parameter: object) -> Tensor:
     return safe_get_local_fp32_param(parameter).detach()
 
 
-def part_like(value: Tensor, parameter: object) -> Tensor:
+def part_like(value: Tensor, parameter: Managed) -> Tensor:
     """``value`` as ``part`` gives it."""
     piece, padded = _piece(parameter), torch.zeros_like(part(parameter))
     padded[: len(piece.master)] = piece.of(value)
@@ -120,12 +142,12 @@ def part_like(value: Tensor, parameter: object) -> Tensor:
 
 
 @torch.no_grad()
-def assign(parameter: Any, value: Tensor) -> None:
+def assign(parameter: Tensor, value: Tensor) -> None:
     """Set a parameter from a whole tensor that every process has; call ``forget_whole`` afterwards."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         piece.master.copy_(piece.of(value))
-    if not hasattr(parameter, "ds_id"):
+    if not is_in_pieces(parameter):
         parameter.copy_(value)
         return
     start = dist.get_rank(group=parameter.ds_process_group) * parameter.ds_tensor.numel()
@@ -133,7 +155,9 @@ def assign(parameter: Any, value: Tensor) -> None:
     parameter.ds_tensor.data[: len(local)].copy_(local)
 
 
-def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+def load_state(
+    optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]
+) -> None:
     """Restore the result of ``whole_state``. *Raises* ValueError when it does not fit."""
     inner = _inner(optimizer)
     inner.state.clear()
@@ -189,7 +213,7 @@ def require_whole(model: nn.Module) -> None:
         )
 
 
-def in_one_precision(model: nn.Module, settings: Any) -> None:
+def in_one_precision(model: nn.Module, settings: TrainingArguments) -> None:
     """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision per model."""
     if not settings.bf16 and not any(map(holds, model.parameters())):
         for parameter in model.parameters():
@@ -197,13 +221,13 @@ def in_one_precision(model: nn.Module, settings: Any) -> None:
                 parameter.data = parameter.data.float()
 
 
-def adopt(accelerator: Any, settings: Any) -> bool:
+def adopt(accelerator: Accelerator, settings: TrainingArguments | None) -> bool:
     """Whether DeepSpeed splits the model; if so, write ``settings`` into its configuration.
 
     *Raises* ConfigError for unsupported settings.
     """
     state, plugin = accelerator.state, getattr(settings, "deepspeed_plugin", None)
-    if plugin is None:
+    if settings is None or plugin is None:
         return False
     load_models_whole()  # accelerate has just configured the opposite
     if state.distributed_type == DistributedType.NO:
@@ -224,18 +248,18 @@ def adopt(accelerator: Any, settings: Any) -> bool:
     return True
 
 
-def is_used(accelerator: Any) -> bool:
+def is_used(accelerator: Accelerator) -> bool:
     """Whether DeepSpeed splits the model of this run, or will when training begins."""
     return accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
-def detach_engine(accelerator: Any) -> Any:
+def detach_engine(accelerator: Accelerator) -> Any:
     """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a second time."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
 
 
-def settle(config: dict[str, Any], settings: Any) -> None:
+def settle(config: dict[str, Any], settings: TrainingArguments) -> None:
     """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace other values.
 
     *Raises* ConfigError for unsupported settings.
@@ -278,12 +302,12 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def remember(optimizer: Any) -> None:
+def remember(optimizer: torch.optim.Optimizer) -> None:
     """Store the parameters of a torch optimizer before DeepSpeed replaces them."""
     setattr(optimizer, GROUPS, [list(group["params"]) for group in optimizer.param_groups])
 
 
-def is_split_optimizer(optimizer: Any) -> bool:
+def is_split_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     """Whether DeepSpeed replaced its parameters."""
     return hasattr(getattr(getattr(optimizer, "optimizer", None), "optimizer", None), GROUPS)
 
@@ -312,14 +336,14 @@ class Piece(NamedTuple):
         return flat[self.offset : self.offset + len(self.master)]
 
 
-def _is_trained(parameter: object) -> bool:
+def _is_trained(parameter: object) -> TypeGuard[Managed]:
     if hasattr(parameter, "ds_id"):
         return hasattr(parameter, "_z3_optimizer") and parameter.ds_id in parameter._z3_optimizer.grad_position
     return hasattr(parameter, "_hp_mapping")
 
 
-def _piece(parameter: Any) -> Piece:
-    if hasattr(parameter, "ds_id"):
+def _piece(parameter: Managed) -> Piece:
+    if is_in_pieces(parameter):
         zero = parameter._z3_optimizer
         number, offset, piece_size = zero.grad_position[parameter.ds_id]
         start = dist.get_rank(group=parameter.ds_process_group) * piece_size
@@ -333,7 +357,7 @@ def _piece(parameter: Any) -> Piece:
     return Piece(mapping.hp_fragment.detach(), mapping.lp_fragment_address.start, offset, None)
 
 
-def _trained(optimizer: Any) -> Iterator[tuple[int, int, Any, Piece, Tensor]]:
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, Managed, Piece, Tensor]]:
     """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the unsplit order."""
     inner, index = _inner(optimizer), 0
     for number, parameters in enumerate(getattr(inner, GROUPS)):
@@ -349,8 +373,8 @@ def _inner(optimizer: Any) -> Any:
     return optimizer.optimizer.optimizer
 
 
-def _group(parameter: Any) -> Any:
-    return parameter.ds_process_group if hasattr(parameter, "ds_id") else parameter._dp_group
+def _group(parameter: Managed) -> dist.ProcessGroup:
+    return parameter.ds_process_group if is_in_pieces(parameter) else parameter._dp_group
 
 
 def _device() -> torch.device:

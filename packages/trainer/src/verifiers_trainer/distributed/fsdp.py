@@ -19,7 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, parse_flag_from_env
@@ -30,6 +30,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.launcher import warn_of_unused_split
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers.training_args import TrainingArguments
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[t
             yield plain(name), whole(parameter)
 
 
-def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+def whole_state(optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any] | None:
     """An optimizer's ``state_dict`` with whole tensors on the CPU where ``keep`` is set, None elsewhere."""
     if deepspeed.is_split_optimizer(optimizer):
         return deepspeed.whole_state(optimizer, keep=keep)
@@ -124,29 +128,29 @@ class WholeCopy:
 # --- in: whole tensors into the parts of this process -----------------------------------------------------------
 
 
-def part(parameter: Any) -> Tensor:
+def part(parameter: Tensor) -> Tensor:
     """This process's part of a trained parameter, without gradient; every process calls it.
 
     Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
     """
     if deepspeed.holds(parameter):
-        return deepspeed.part(parameter) if hasattr(parameter, "ds_id") else deepspeed.whole(parameter)
+        return deepspeed.part(parameter) if deepspeed.is_in_pieces(parameter) else deepspeed.whole(parameter)
     return parameter.detach()
 
 
-def whole_of_part(tensor: Tensor, parameter: Any) -> Tensor:
+def whole_of_part(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process calls it."""
-    return deepspeed.gathered(tensor, parameter) if hasattr(parameter, "ds_id") else whole(tensor)
+    return deepspeed.gathered(tensor, parameter) if deepspeed.is_in_pieces(parameter) else whole(tensor)
 
 
-def part_like(tensor: Tensor, target: object) -> Tensor:
+def part_like(tensor: Tensor, target: Tensor) -> Tensor:
     """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing is sent.
 
     *Raises* ValueError for another shape.
     """
     if tensor.shape != deepspeed.size(target):
         raise ValueError(f"a tensor has shape {list(tensor.shape)}, its parameter {list(deepspeed.size(target))}")
-    if hasattr(target, "ds_id"):
+    if deepspeed.is_in_pieces(target):
         return deepspeed.part_like(tensor, target)
     if not isinstance(target, DTensor):
         return tensor
@@ -199,7 +203,7 @@ def forget_whole(model: nn.Module) -> None:
     deepspeed.forget_whole(model)
 
 
-def _local(tensor: Any) -> Tensor:
+def _local(tensor: Tensor) -> Tensor:
     if deepspeed.holds(tensor):
         return tensor.ds_tensor.data
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
@@ -219,7 +223,7 @@ def preserved_ties(model: nn.Module) -> Iterator[None]:
                 owners.setdefault(id(parameter), []).append((module, name))
     shared = [uses for uses in owners.values() if len(uses) > 1]
 
-    def tie_weights(*_: Any, **__: Any) -> None:
+    def tie_weights(*_: Any, **__: object) -> None:
         for (first, name), *others in shared:
             for module, other_name in others:
                 module._parameters[other_name] = first._parameters[name]
@@ -248,7 +252,7 @@ def untie_originals(model: nn.Module) -> None:
 # --- supported kinds of splitting -------------------------------------------------------------------------------------
 
 
-def adopt(accelerator: Any, settings: Any = None) -> bool:
+def adopt(accelerator: Accelerator, settings: TrainingArguments | None = None) -> bool:
     """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate does not by default.
 
     Raises ``ConfigError`` for a kind that is not supported.

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +47,22 @@ BEAT_S = 5.0
 _count = itertools.count()
 
 
+class Launched(Protocol):
+    """The settings that a launcher decides, and the bounds of waiting, in seconds."""
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def ddp_timeout(self) -> float: ...
+
+    @property
+    def rank_timeout(self) -> float: ...
+
+
 class Ranks:
     """The processes of a run; connects at first use.
 
@@ -62,7 +78,7 @@ class Ranks:
         self._depth = 0
 
     @classmethod
-    def of(cls, config: Any) -> Ranks:
+    def of(cls, config: Launched) -> Ranks:
         """The processes that the launcher started, with the bounds ``ddp_timeout`` and ``rank_timeout``, in seconds."""
         if config.world_size == 1:
             warn_of_one_process()
@@ -195,7 +211,7 @@ class Ranks:
         if not self.rank_timeout_s:
             return None
 
-        def publish(store: Any, message: str) -> None:
+        def publish(store: torch.distributed.Store, message: str) -> None:
             store.compare_set(FAILURE, "", json.dumps(_to_json(RunError(message), self.rank)))
 
         return Heartbeat(self._store, self.rank, self.world, self.rank_timeout_s, block=block, publish=publish)

@@ -7,7 +7,7 @@ import logging
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,12 @@ from verifiers_trainer.engines.protocol import TOKEN_IN
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.settings.config import RLConfig
 
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers_trainer.engines.http.chat import Tokenizer
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
@@ -30,7 +36,9 @@ UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, Ty
 """Errors of a response that is not a vLLM server's."""
 
 
-def open_engine(model: object, tokenizer: object, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
+def open_engine(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RLConfig, env: Environment
+) -> EmbeddedEngine | VLLMEngine:
     """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model``.
 
     Logs the engine and the reason.
@@ -105,7 +113,9 @@ def _ask(address: str) -> Any:
         return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
-def open_embedded(model: object, tokenizer: object, config: RLConfig, env: Environment) -> EmbeddedEngine:
+def open_embedded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RLConfig, env: Environment
+) -> EmbeddedEngine:
     """The embedded engine over ``model``'s own parameters, not yet started."""
     mode: Any = "deterministic" if config.deterministic else config.embedded_mode
     return EmbeddedEngine(
@@ -121,7 +131,7 @@ def open_embedded(model: object, tokenizer: object, config: RLConfig, env: Envir
     )
 
 
-def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: object, config: RLConfig) -> Client:
+def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Tokenizer, config: RLConfig) -> Client:
     """The client of rollouts: that of ``policy_client``, or one that sends token ids (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that does not accept token ids.

@@ -14,11 +14,14 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response, Turn
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.protocol import Engine
 
 MAX_REMEMBERED = 65_536
 """Number of messages whose tokens are stored; the oldest are dropped first."""
@@ -27,7 +30,7 @@ MAX_REMEMBERED = 65_536
 class PolicyClient:
     """A core ``Client`` of a running engine that wraps ``client``."""
 
-    def __init__(self, engine: Any, client: Client, sampling_args: Mapping[str, Any], seed: int):
+    def __init__(self, engine: Engine, client: Client, sampling_args: Mapping[str, Any], seed: int):
         self._engine, self._client = engine, client
         self._sampling_args, self._seed = dict(sampling_args), seed
         self._count = itertools.count()

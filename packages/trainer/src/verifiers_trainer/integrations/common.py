@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import read_trajectories
 from verifiers.results.outputs import output_to_state
 from verifiers.rollouts.state import State
-from verifiers.types import Message, ModelRequest, Response, Rollout
+from verifiers.types import Message, Messages, ModelRequest, Response, Rollout
 from verifiers_trainer.algorithm.samples import Sample, merge_turns
 from verifiers_trainer.integrations.offline import offline_groups
 from verifiers_trainer.integrations.token_client import TokenClient
@@ -180,7 +180,7 @@ def limit(env: Environment, max_samples: int | None) -> tuple[list[dict[str, Any
     return _head(env.get_dataset, max_samples), _head(env.get_eval_dataset, max_samples)
 
 
-def _head(get: Any, count: int | None) -> list[dict[str, Any]]:
+def _head(get: Callable[[], Sequence[Mapping[str, Any]]], count: int | None) -> list[dict[str, Any]]:
     rows = get()
     return [peer_task(rows[index]) for index in range(min(len(rows), len(rows) if count is None else count))]
 
@@ -188,7 +188,7 @@ def _head(get: Any, count: int | None) -> list[dict[str, Any]]:
 async def generate_group(
     env: Environment,
     rows: Sequence[Mapping[str, Any]],
-    client: Any,
+    client: object,
     model: str,
     sampling_args: Mapping[str, Any],
     max_retries: int = 0,
@@ -204,7 +204,7 @@ async def generate_group(
     )
 
 
-async def score_completion(env: Environment, task: Mapping[str, Any], completion: Any) -> float:
+async def score_completion(env: Environment, task: Mapping[str, Any], completion: Messages) -> float:
     """Return the reward of a completion of a task in a single-turn environment; NaN when unknown."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     state = await env.run_rollout(row_of(task, env.message_type), _FixedCompletion(text), "fixed", gen_sampling_args={})

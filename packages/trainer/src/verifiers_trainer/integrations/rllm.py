@@ -14,9 +14,9 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,7 +43,7 @@ BACKENDS = ("verl", "tinker", "fireworks")
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
+def from_config(config: Mapping[str, Any]) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
     """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and ``config.backend``.
 
     *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
@@ -80,7 +80,23 @@ def _plain(value: object) -> Any:
 # --- client over a rollout engine -------------------------------------------------------------------------------------
 
 
-def rollout_engine_client(rollout_engine: Any, model: str, application_id_fn: Callable[[], str]) -> Any:
+class RolloutEngine(Protocol):
+    """What is read of rLLM's rollout engines; the first three where they take token ids."""
+
+    @property
+    def get_token_output_from_token_input(self) -> Callable[..., Any]: ...
+
+    @property
+    def assemble_model_output(self) -> Callable[..., Any]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def get_model_response(self) -> Callable[..., Any]: ...
+
+
+def rollout_engine_client(rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]) -> Any:
     """Return a client over a rollout engine: a ``TokenClient`` if it supports token ids, else over messages."""
     if not getattr(rollout_engine, "supports_token_in_token_out", False):
         return _MessageClient(rollout_engine, model, application_id_fn)
@@ -114,11 +130,18 @@ class _MessageClient:
 
     base_url, api_key = "http://rollout-engine.invalid/v1", "none"
 
-    def __init__(self, rollout_engine: Any, model: str, application_id_fn: Callable[[], str]):
+    def __init__(self, rollout_engine: RolloutEngine, model: str, application_id_fn: Callable[[], str]):
         self._engine, self.model, self._application_id = rollout_engine, model, application_id_fn
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
-    async def _create(self, *, messages: Any, tools: Any = None, model: str = "", **sampling: Any) -> Any:
+    async def _create(
+        self,
+        *,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        model: str = "",
+        **sampling: Any,
+    ) -> Any:
         for name in ("extra_body", "logprobs", "top_logprobs", "extra_headers", "modalities", "n"):
             sampling.pop(name, None)
         if (limit_ := sampling.pop("max_completion_tokens", None)) is not None:
@@ -146,7 +169,7 @@ def _to_response(output: Any) -> dict[str, Any]:
     return response
 
 
-def _call(call: Any, number: int) -> dict[str, Any]:
+def _call(call: object, number: int) -> dict[str, Any]:
     """Convert a tool call (an object of rLLM, of OpenAI, or a dict) to the wire format."""
 
     def get(holder: object, name: str) -> Any:
@@ -182,7 +205,7 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: 
     )
 
 
-def _step(kind: Any, step: Mapping[str, Any]) -> Any:
+def _step(kind: Callable[..., Any], step: Mapping[str, Any]) -> Any:
     tokens = step["tokens"]
     if tokens is None:
         raise ConfigError(
@@ -227,7 +250,7 @@ def workflow_class(base: type) -> type:
 
         def __init__(
             self,
-            rollout_engine: Any,
+            rollout_engine: RolloutEngine,
             vf_env: Environment,
             sampling_args: Mapping[str, Any] | None = None,
             max_retries: int = 0,

@@ -22,7 +22,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.environments.base import Environment
@@ -32,6 +32,9 @@ from verifiers.types import ModelRequest, Response
 from verifiers_trainer.integrations.common import ExportSample, export_samples, generate_group, group_worth, row_of
 from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.skyrl_data import KEY, export_dataset, task_of
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 __all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # noqa: F822 - created on access
 
@@ -89,7 +92,13 @@ class _Generator:
     """Implementation of ``VerifiersGenerator``, mixed with SkyRL's interface."""
 
     def __init__(
-        self, generator_cfg: Any, tokenizer: Any, inference_engine_client: Any, model: str, *, max_retries: int = 0
+        self,
+        generator_cfg: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        inference_engine_client: Any,
+        model: str,
+        *,
+        max_retries: int = 0,
     ):
         """``model`` is the name of the policy at the endpoint."""
         self.generator_cfg, self.tokenizer, self.model = generator_cfg, tokenizer, model
@@ -147,7 +156,7 @@ class _Generator:
             outcomes.append(_Outcome(samples, worth.reward, stop, metrics, error))
         return outcomes
 
-    def _empty_sample(self, rollout: Any, env: Environment) -> ExportSample:
+    def _empty_sample(self, rollout: Mapping[str, Any], env: Environment) -> ExportSample:
         """Return the sample of a rollout without sampled tokens: its prompt, and a masked end token."""
         text = self.tokenizer.apply_chat_template(
             [dict(message) for message in rollout["prompt"]],

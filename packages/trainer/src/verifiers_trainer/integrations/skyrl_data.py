@@ -7,7 +7,7 @@ have one schema. ``skyrl.VerifiersGenerator`` reads them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
     }
 
 
-def task_of(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
+def task_of(prompt: Iterable[Mapping[str, Any]], extras: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task of a prompt and its extras. *Raises* ConfigError for rows not written by ``export_dataset``."""
     column = (extras or {}).get(KEY)
     if not column:

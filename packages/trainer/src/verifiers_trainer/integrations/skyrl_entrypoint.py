@@ -13,10 +13,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.registry import load_environment
 from verifiers_trainer.integrations import skyrl
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 PROGRAM = "python -m verifiers_trainer.integrations.skyrl_entrypoint"
 
@@ -26,7 +29,7 @@ def experiment(cfg: Any) -> Any:
     base = skyrl.SKYRL.load("train.entrypoints.main_base").BasePPOExp
     name_of = skyrl.SKYRL.load("backends.skyrl_train.inference_servers.utils").resolve_policy_model_name
 
-    def get_generator(self: Any, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
+    def get_generator(self: Any, cfg: Any, tokenizer: PreTrainedTokenizerBase, inference_engine_client: Any) -> Any:
         return skyrl.VerifiersGenerator(cfg.generator, tokenizer, inference_engine_client, name_of(cfg))
 
     return type("VerifiersExp", (base,), {"get_generator": get_generator})(cfg)

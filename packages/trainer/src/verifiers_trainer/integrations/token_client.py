@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.http.wire import version_spans
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class TokenClient:
     def __init__(
         self,
         generate: Generate,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         model: str = "policy",
         base_url: str = "http://token-client.invalid/v1",
@@ -87,7 +90,9 @@ class TokenClient:
     async def close(self) -> None:
         """See ``aclose``."""
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
+    def prompt_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Render a conversation with the generation prompt. *Raises* ConfigError when the template rejects it."""
         try:
             rendered = self._chat.prompt_ids(
@@ -178,7 +183,9 @@ class TokenClient:
 
     # --- OpenAI interface -----------------------------------------------------------------------------------------
 
-    async def _create_chat(self, *, messages: Sequence[Any], model: str = "", tools: Any = None, **args: Any) -> Any:
+    async def _create_chat(
+        self, *, messages: Sequence[Any], model: str = "", tools: Sequence[Mapping[str, Any]] | None = None, **args: Any
+    ) -> Any:
         from openai.types.chat import ChatCompletion
 
         rollout_id = (args.pop("extra_headers", None) or {}).get("X-Session-ID")

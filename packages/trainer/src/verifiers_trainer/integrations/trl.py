@@ -21,7 +21,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
@@ -29,6 +29,7 @@ from verifiers.runtime.install_lines import install_line
 from verifiers.runtime.loops import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
+    Worth,
     export_samples,
     generate_group,
     group_worth,
@@ -38,6 +39,11 @@ from verifiers_trainer.integrations.common import (
 )
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import served_generate
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.clients.protocol import ClientLike
 
 TRL = Peer("trl", "trl", ("1.16.0",), lambda: install_line("verifiers-trainer", "trl"))
 ROW = "vf_row"
@@ -70,10 +76,29 @@ def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[d
     return dict(zip(("train", "eval"), limit(env, max_samples), strict=True))
 
 
-def make_rollout_func(env: Environment, client: Any = None, **options: Any) -> RolloutFunc:
+def make_rollout_func(env: Environment, client: ClientLike | None = None, **options: Any) -> RolloutFunc:
     """Return a ``rollout_func`` for TRL. ``client=None`` samples from ``trainer.model`` through the embedded engine, or
     from the vLLM server of the trainer; for ``options`` see ``RolloutFunc``."""
     return RolloutFunc(env, client, **options)
+
+
+class Trainer(Protocol):
+    """What is read of TRL's trainer."""
+
+    @property
+    def args(self) -> Any: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def processing_class(self) -> Any: ...
+
+    @property
+    def accelerator(self) -> Any: ...
+
+    @property
+    def state(self) -> Any: ...
 
 
 class RolloutFunc:
@@ -87,7 +112,7 @@ class RolloutFunc:
     def __init__(
         self,
         env: Environment,
-        client: Any = None,
+        client: ClientLike | None = None,
         *,
         history: str = "render",
         max_seq_len: int | None = None,
@@ -104,7 +129,7 @@ class RolloutFunc:
         for key, task in self._rows.items():
             self._by_text.setdefault(_text_of(task["prompt"]), []).append(key)
 
-    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+    def __call__(self, prompts: Sequence[Any], trainer: Trainer) -> dict[str, list[Any]]:
         """Return the fields of TRL. *Raises* RunError when every token of the step is masked."""
         TRL.load()
         client, model = self._client(trainer, len(prompts))
@@ -122,7 +147,9 @@ class RolloutFunc:
             raise RunError(f"every token of this step is masked; the first rollout ended with {_end_of(first)}")
         return {name: [one[name] for one in fields] for name in fields[0]}
 
-    async def _generate(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
+    async def _generate(
+        self, groups: Mapping[str, Sequence[int]], client: object, model: str, sampling: Mapping[str, Any]
+    ) -> list[Any]:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(
             *(
@@ -131,7 +158,9 @@ class RolloutFunc:
             )
         )
 
-    def _fields(self, rollout: Any, worth: Any, tokenizer: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(
+        self, rollout: Mapping[str, Any], worth: Worth, tokenizer: PreTrainedTokenizerBase, sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
         samples = export_samples(rollout, float(sampling.get("temperature") or 1.0))
         self.dropped += max(0, len(samples) - 1)
         extra = {"vf_reward": None if worth.is_unscored else worth.reward, "vf_metrics": dict(rollout["metrics"])}
@@ -142,7 +171,7 @@ class RolloutFunc:
         tokens = {"prompt_ids": last.prompt_ids, "completion_ids": last.response_ids}
         return {**tokens, "logprobs": last.logprobs, "env_mask": last.response_mask, **extra}
 
-    def _key(self, prompt: Any) -> str:
+    def _key(self, prompt: object) -> str:
         key = prompt[0].get(ROW) if isinstance(prompt, list) and prompt else None
         keys = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
         if not keys:
@@ -155,7 +184,7 @@ class RolloutFunc:
             )
         return keys[0]
 
-    def _client(self, trainer: Any, count: int) -> tuple[Any, str]:
+    def _client(self, trainer: Trainer, count: int) -> tuple[Any, str]:
         if self.client is not None:
             return self.client, getattr(self.client, "model", None) or "policy"
         if getattr(trainer, "use_vllm", False):
@@ -166,7 +195,7 @@ class RolloutFunc:
         self.engine.set_version(trainer.state.global_step)
         return self._engine_client, self.engine.served_model
 
-    def _open_engine(self, trainer: Any, count: int) -> Any:
+    def _open_engine(self, trainer: Trainer, count: int) -> Any:
         from verifiers_trainer.engines import EmbeddedEngine
         from verifiers_trainer.engines.inference import policy_client
 

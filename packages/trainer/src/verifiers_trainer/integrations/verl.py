@@ -22,7 +22,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -155,7 +155,9 @@ class _AgentLoop:
 
         return TokenClient(generate, self.tokenizer, max_seq_len=prompt_length + length, **self.client_options)
 
-    async def _check_prompt(self, prompt_ids: Sequence[int], prompt: Any, env: Environment) -> None:
+    async def _check_prompt(
+        self, prompt_ids: Sequence[int], prompt: Iterable[Mapping[str, Any]], env: Environment
+    ) -> None:
         """Check that verl renders the first prompt equally. *Raises* ConfigError with the first difference."""
         if len(prompt_ids) > self.rollout_config.prompt_length:
             return  # verl would truncate it; here the rollout is masked
@@ -176,7 +178,7 @@ class _AgentLoop:
         self,
         sample: ExportSample | None,
         first: list[int],
-        rollout: Any,
+        rollout: Mapping[str, Any],
         value: Worth,
         seconds: float,
         versions: list[int],

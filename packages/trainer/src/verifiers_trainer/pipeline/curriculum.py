@@ -37,7 +37,7 @@ def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> An
     return next((difficulty for threshold, difficulty in schedule if epochs < threshold), schedule[-1][1])
 
 
-def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
+def reader_of(key: str | Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
     """A function from a row to its difficulty, from a column name, a function, or the import path of one.
 
     Raises ``ConfigError`` for a path that cannot be imported.
@@ -53,7 +53,9 @@ def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
         raise ConfigError(f"difficulty_key {key!r} cannot be loaded: {error}") from error
 
 
-def rows_of(rows: Iterable[Any], difficulty: object, key: object = "difficulty") -> list[Any]:
+def rows_of(
+    rows: Iterable[Any], difficulty: object, key: str | Callable[[Mapping[str, Any]], Any] = "difficulty"
+) -> list[Any]:
     """The rows of a difficulty: a value, a list of values, or a function of the row; all of them for None.
 
     Raises ``ConfigError``, listing the available difficulties, when no row has it.
@@ -73,7 +75,9 @@ def rows_of(rows: Iterable[Any], difficulty: object, key: object = "difficulty")
     return matching
 
 
-def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: object) -> None:
+def check_difficulties(
+    rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: str | Callable[[Mapping[str, Any]], Any]
+) -> None:
     """Raise ``ConfigError`` for an entry of the schedule without rows, before training starts."""
     for _, difficulty in schedule:
         rows_of(rows, difficulty, key)
@@ -111,7 +115,7 @@ class RewardWeights:
         return rubric.plan().weights if weights is None else effective_weights(rubric, weights)
 
 
-def effective_weights(rubric: Rubric, weights: Any) -> dict[str, float]:
+def effective_weights(rubric: Rubric, weights: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
     """Function -> nonzero weight. Raises ``ConfigError`` when ``weights`` does not fit the rubric."""
     if isinstance(rubric, RubricGroup) and not (isinstance(weights, Mapping) and weights.keys() - set(rubric.names)):
         previous = rubric.get_group_weights()

@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,7 +159,7 @@ class CustomRows(Schedule):
         self._steps: dict[int, list[Example]] = {}
         self._warned = False
 
-    def put(self, step: int, rows: Any) -> None:
+    def put(self, step: int, rows: Iterable[Any]) -> None:
         """Use ``rows`` for a step: rows after the P-th are ignored, fewer than P are repeated."""
         try:
             examples = examples_from(list(rows), self._row_format)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from verifiers.results.outputs import output_to_state
 from verifiers.results.retokenise import text_turns
 from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
-from verifiers.types import Rollout, Turn
+from verifiers.types import Messages, Rollout, Turn
 from verifiers_trainer.algorithm.batch import (
     Group,
     TrainBatch,
@@ -48,6 +48,10 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import SELECTING
 from verifiers_trainer.settings.limits import UNCOMPARED
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ def holds_rollouts(dataset: object) -> bool:
     return isinstance(dataset, GenerateOutputs) or {"completions", "rewards"} <= set(names)
 
 
-def read_groups(dataset: object, tokenizer: object, config: RLConfig) -> list[Group]:
+def read_groups(dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLConfig) -> list[Group]:
     """The groups of finished rollouts, in the order of their first rollouts; of those to imitate one a rollout.
 
     Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
@@ -134,7 +138,9 @@ def _why_not(rollout: Rollout, known: set[bytes], config: RLConfig) -> str | Non
     return None
 
 
-def _from_results(results: GenerateOutputs, tokenizer: object, config: RLConfig) -> Iterator[tuple[Any, Rollout]]:
+def _from_results(
+    results: GenerateOutputs, tokenizer: PreTrainedTokenizerBase, config: RLConfig
+) -> Iterator[tuple[Any, Rollout]]:
     sampled_at = (results.metadata.get("sampling_args") or {}).get("temperature")
     imitates = config.component == "ce"  # no ratio to the policy that sampled
     if not imitates and sampled_at is not None and sampled_at != config.temperature:
@@ -154,7 +160,7 @@ def _from_results(results: GenerateOutputs, tokenizer: object, config: RLConfig)
         yield state["prompt"], replace(record, turns=turns)
 
 
-def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Rollout]]:
+def _from_columns(dataset: Any, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Any, Rollout]]:
     columns = {name: list(dataset[name]) for name in COLUMNS if name in _names(dataset)}
     sizes = {name: len(values) for name, values in columns.items()}
     if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
@@ -178,7 +184,12 @@ def _of_another_run(turn: Turn, imitates: bool) -> Turn:
     return replace(turn, version=UNKNOWN_VERSION if has_logprobs and not imitates else NOT_SAMPLED)
 
 
-def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
+def _tokenised(
+    prompt: Messages,
+    completion: Messages | None,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[Turn, ...]:
     """The turns of a text, without what the template adds after the end token."""
     turns = []
     for tokens in text_turns(prompt, completion or "", tools, tokenizer):

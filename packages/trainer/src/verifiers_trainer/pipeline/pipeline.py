@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,15 @@ from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.run import job_generator
-from verifiers.runs.runner import GenerateJob, Job, Progress, RunContext, generate_and_score, generate_group
+from verifiers.runs.runner import (
+    GenerateJob,
+    Job,
+    Progress,
+    RunContext,
+    RunEnvironment,
+    generate_and_score,
+    generate_group,
+)
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
@@ -353,7 +360,7 @@ class Pipeline:
                 self._admit()
                 self._changed.notify_all()
 
-    async def _run_rollout(self, env: Any, job: Job, context: RunContext) -> State:
+    async def _run_rollout(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = await self._generate(env, job, context)
         self.progressed = time.monotonic()
         return state

@@ -7,7 +7,7 @@ so weights may change during training without scoring again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,7 +23,7 @@ _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_r
 """id(completion) -> its rollout, while a hook runs."""
 
 
-async def decide(hook: Any, states: Sequence[State], arguments: Mapping[str, Any]) -> None:
+async def decide(hook: Callable[..., Any], states: Sequence[State], arguments: Mapping[str, Any]) -> None:
     """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
     A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError`` for a wrong number

@@ -8,7 +8,7 @@ as the sampled reward reaches a target, so that RL still has something to improv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.state import AcceleratorState, PartialState
@@ -23,13 +23,17 @@ from verifiers_trainer.pipeline.offline import OfflineRollouts, read_groups
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.settings.config import RLConfig
 
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 UNBOUNDED = 10**9
 """``max_seq_len``, in tokens: no answer is too long."""
 
 
 def warm_up(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     env: Environment,
     *,
     reward: Callable[[], float],
@@ -69,7 +73,7 @@ def warm_up(
     return max_steps
 
 
-def _supervised_step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]) -> float:
+def _supervised_step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: Sequence[PackedRow]) -> float:
     """One update on the packed answers; returns the loss. Gradients are cleared."""
     device, total = next(model.parameters()).device, 0.0
     model.train()

@@ -241,7 +241,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save_scheduler(folder: Path, scheduler: Any) -> None:
+def save_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     """Write the state of a learning-rate scheduler.
 
     An infinite value, such as the best one of "reduce_lr_on_plateau" before any evaluation, is what a new scheduler
@@ -252,7 +252,7 @@ def save_scheduler(folder: Path, scheduler: Any) -> None:
     write_json(folder / "scheduler.json", finite)
 
 
-def load_scheduler(folder: Path, scheduler: Any) -> None:
+def load_scheduler(folder: Path, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
         current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
@@ -307,13 +307,13 @@ def load_rng(folder: Path, rank: int = 0) -> None:
             torch.cuda.set_rng_state_all(states)
 
 
-def save_scaler(folder: Path, scaler: Any) -> None:
+def save_scaler(folder: Path, scaler: torch.amp.GradScaler | None) -> None:
     """Write the loss scale of fp16; do nothing without a scaler."""
     if scaler is not None and (state := scaler.state_dict()):
         write_json(folder / SCALER, state)
 
 
-def load_scaler(folder: Path, scaler: Any) -> None:
+def load_scaler(folder: Path, scaler: torch.amp.GradScaler | None) -> None:
     """Restore what ``save_scaler`` wrote, if it wrote anything. Raises ``CheckpointError`` when it does not fit."""
     if scaler is not None and (folder / SCALER).exists():
         with reading(folder):

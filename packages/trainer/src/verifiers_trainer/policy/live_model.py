@@ -6,7 +6,7 @@ The tokenizer is that of ``model.name_or_path``.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
 
@@ -15,6 +15,9 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.inference import policy_client
 from verifiers_trainer.policy.loading import get_tokenizer
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 MAX_SEQ_LEN, CONCURRENCY = 8192, 64
 """Longest conversation in tokens, where the model allows as many, and the rollouts that decode together."""
@@ -40,7 +43,7 @@ def client_of(model: object) -> Client | None:
 
     Raises ``ConfigError`` when its tokenizer cannot be loaded.
     """
-    if not isinstance(model, nn.Module) or not hasattr(model, "generate"):
+    if not _is_causal_lm(model):
         return None
     held = model.__dict__.get(HELD)
     if held is None or held.client is None:
@@ -48,9 +51,13 @@ def client_of(model: object) -> Client | None:
             raise ConfigError(
                 "the model object has no name_or_path to load its tokenizer from: set it, or pass client="
             )
-        tokenizer, settings = get_tokenizer(name), cast("Any", model.config).get_text_config()
+        tokenizer, settings = get_tokenizer(name), model.config.get_text_config()
         limit = getattr(settings, "max_position_embeddings", None) or MAX_SEQ_LEN
         engine = EmbeddedEngine(model, tokenizer, max_seq_len=min(limit, MAX_SEQ_LEN), concurrency=CONCURRENCY)
         engine.start()
         held = model.__dict__[HELD] = _Held(engine, policy_client(engine))
     return held.client
+
+
+def _is_causal_lm(model: object) -> TypeGuard[PreTrainedModel]:
+    return isinstance(model, nn.Module) and hasattr(model, "generate")

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.engines.embedded.model_inputs import keep_precision
+
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
+    from transformers.modeling_utils import PreTrainedModel
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
 STORED_LOGITS_BYTES = 64 * 2**20
@@ -54,7 +58,7 @@ class LogitTransform:
     softcap: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> LogitTransform:
+    def of(cls, config: PreTrainedConfig) -> LogitTransform:
         """Read from a transformers configuration (Cohere, Granite, Falcon-H1, Gemma and their like)."""
         config = config.get_text_config()
         scale = 1.0
@@ -269,7 +273,7 @@ def stock_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _logprob_forward(
-    self: object,
+    self: PreTrainedModel,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
@@ -366,7 +370,13 @@ class Layout:
 
     @classmethod
     def of(
-        cls, lm: Any, tokens: Tensor, positions: Tensor, sharing: tuple[Tensor, Tensor] | None, *, as_one_row: bool
+        cls,
+        lm: PreTrainedModel,
+        tokens: Tensor,
+        positions: Tensor,
+        sharing: tuple[Tensor, Tensor] | None,
+        *,
+        as_one_row: bool,
     ) -> Layout:
         """The cheaper layout, by the operations of a layer of ``lm``; the row as it stands for flash attention.
 
@@ -430,7 +440,7 @@ def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
     return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], positions - 1)
 
 
-def _outputs(lm: Any, place: Layout) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
+def _outputs(lm: PreTrainedModel, place: Layout) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
     """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and nothing to do."""
     state: _Installed = getattr(lm, _STATE)
     arguments = {

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -25,10 +25,17 @@ from verifiers.environments.group import EnvGroup
 from verifiers.errors import CheckpointError, ConfigError, DatasetError
 from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.engines.exact.history import require_exact_history
-from verifiers_trainer.engines.http.chat import BadRequest
+from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer
 from verifiers_trainer.policy.checkpoint_files import reading
 from verifiers_trainer.policy.loading import get_model, get_tokenizer
 from verifiers_trainer.settings.config import RLConfig
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from verifiers.types import Messages
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +69,7 @@ PLAIN_TEMPLATE = """\
 and shows no tools."""
 
 
-def ensure_chat_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+def ensure_chat_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
     """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses chat messages.
 
     *Raises* ConfigError where a server renders the messages, which would not know that template.
@@ -87,7 +94,7 @@ def ensure_chat_template(tokenizer: Any, env: Environment, config: RLConfig) -> 
     )
 
 
-def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+def probe_template(tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig) -> None:
     """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if that is required.
 
     With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn must be known.
@@ -110,7 +117,7 @@ def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
             return
 
 
-def template_problem(tokenizer: object, env: Environment, history: str) -> str | None:
+def template_problem(tokenizer: PreTrainedTokenizerBase, env: Environment, history: str) -> str | None:
     """How the chat template changes earlier turns of ``env``'s conversations; None when it does not.
 
     Raises ``ConfigError`` or ``BadRequest`` when the template cannot render the test conversations.
@@ -129,7 +136,7 @@ def template_problem(tokenizer: object, env: Environment, history: str) -> str |
 
 
 def within_prompt_limit(
-    examples: Sequence[Example], tokenizer: object, env: Environment, config: RLConfig
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, config: RLConfig
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
@@ -156,7 +163,9 @@ def within_prompt_limit(
     return list(examples) if cut else short
 
 
-def _cut_in_text(examples: Sequence[Example], tokenizer: object, env: Environment, limit: int) -> list[Example]:
+def _cut_in_text(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, env: Environment, limit: int
+) -> list[Example]:
     """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of their text.
 
     The text is cut, not the tokens, so that every turn of a conversation begins with the same prompt. Prompts that do
@@ -197,7 +206,7 @@ def _cut_in_text(examples: Sequence[Example], tokenizer: object, env: Environmen
     return fitting
 
 
-def _without_beginning(prompt: Any, num_characters: int) -> Any:
+def _without_beginning(prompt: Messages, num_characters: int) -> Any:
     """A text or messages without their first characters; a message that becomes empty stays."""
     if isinstance(prompt, str):
         return prompt[num_characters:]
@@ -209,7 +218,7 @@ def _without_beginning(prompt: Any, num_characters: int) -> Any:
     return messages
 
 
-def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:
+def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Tokenizer, env: Environment) -> int:
     """Number of tokens of an example's rendered prompt."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
@@ -229,7 +238,7 @@ def members(env: Environment) -> Iterator[Environment]:
         yield env
 
 
-def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
+def prepare(model: Any, config: RLConfig, peft_config: PeftConfig | None) -> Any:
     """Apply the settings: wrap the model in an adapter, disable dropout, make trainable weights fp32; return it.
 
     The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
@@ -264,7 +273,7 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
     return model
 
 
-def has_packed_kernel(model: Any) -> bool:
+def has_packed_kernel(model: PreTrainedModel) -> bool:
     """Whether attention cost is per sample (FlashAttention) and not the square of the row."""
     return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
 
@@ -294,7 +303,7 @@ def _disable_dropout(model: nn.Module) -> None:
             setattr(config, name, 0.0)
 
 
-def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+def save_weights(model: PreTrainedModel, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
     """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not looked up."""
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder, state_dict=state_dict)
@@ -329,7 +338,7 @@ def _untie_adapted(model: Any) -> None:
                 module._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
-def load_weights(model: Any, folder: Path) -> None:
+def load_weights(model: nn.Module, folder: Path) -> None:
     """Load a checkpoint's weights, or its adapter, into ``model`` in place, also for modules that share the parameters.
 
     Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
@@ -359,7 +368,7 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     return missing, list(outcome.unexpected_keys)
 
 
-def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
+def _load_all(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise FileNotFoundError("no model weights (model*.safetensors)")

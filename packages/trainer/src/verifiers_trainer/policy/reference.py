@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,13 +25,16 @@ from torch.func import functional_call
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.policy.checkpoint_files import reading
 
+if TYPE_CHECKING:
+    from verifiers_trainer.settings.config import RLConfig
+
 FILE = "reference.safetensors"
 
 
 class Reference:
     """Callable like the model, with the reference's weights; ``model`` has the log-probability forward installed."""
 
-    def __init__(self, model: Any, *, sync_steps: int | None = None, alpha: float = 0.5):
+    def __init__(self, model: nn.Module, *, sync_steps: int | None = None, alpha: float = 0.5):
         self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
         self.weights: dict[str, Tensor] | None = None
         """Frozen values of the trained parameters; None: the adapter is disabled instead."""
@@ -39,14 +42,14 @@ class Reference:
             self.weights = {name: fsdp.part(parameter).clone() for name, parameter in _trained(model)}
 
     @classmethod
-    def of(cls, model: Any, config: Any) -> Reference | None:
+    def of(cls, model: nn.Module, config: RLConfig) -> Reference | None:
         """The reference for these settings; None, with nothing allocated, without a penalty."""
         if not config.beta:
             return None
         steps = config.ref_model_sync_steps if config.sync_ref_model else None
         return cls(model, sync_steps=steps, alpha=config.ref_model_mixup_alpha)
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, **arguments: Tensor) -> Any:
         """Run the model's forward with the reference's weights, without gradient."""
         was_training = self.model.training
         self.model.eval()

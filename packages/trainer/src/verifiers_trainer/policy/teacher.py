@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,16 @@ from verifiers_trainer.policy.folder_client import FolderClient, load_folder, mo
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 API_KEY_VAR = "VLLM_API_KEY"
 CONCURRENT = 16
 TIMEOUT_S = 120.0
 
 
-def open_teacher(config: Any, tokenizer: Any) -> Teacher | EndpointTeacher:
+def open_teacher(config: Any, tokenizer: PreTrainedTokenizerBase) -> Teacher | EndpointTeacher:
     """The teacher of these settings. *Raises* ConfigError for another vocabulary, or no model."""
     if is_url(config.teacher):
         return EndpointTeacher(config.teacher)
@@ -61,13 +65,13 @@ class _Frozen:
 class Teacher(_Frozen):
     """A model in this process, with the log-probability forward installed."""
 
-    def __init__(self, model: Any, identity: Any):
+    def __init__(self, model: PreTrainedModel, identity: object):
         self.model, self.identity = model.eval().requires_grad_(False), identity
         """``identity`` must match when a training is resumed."""
         install_logprob_forward(model)
 
     @classmethod
-    def open(cls, name: str, tokenizer: Any, device: Any) -> Teacher:
+    def open(cls, name: str, tokenizer: PreTrainedTokenizerBase, device: torch.device | str) -> Teacher:
         """Load a folder or a named model. *Raises* ConfigError when it has another vocabulary than ``tokenizer``."""
         if Path(name).expanduser().is_dir():
             folder = model_folder(name)

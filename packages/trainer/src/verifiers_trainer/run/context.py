@@ -12,11 +12,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verifiers.data.examples import Example, examples_from
+from verifiers.data.examples import DatasetLike, Example, examples_from
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
@@ -32,6 +32,11 @@ from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.policy.teacher import EndpointTeacher, Teacher, open_teacher
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import CHANGE_REWARDS
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +72,11 @@ class TrainingRun:
         env: Any,
         settings: RLConfig,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         dataset: Any = None,
         eval_env: Any = None,
-        eval_rows: Any = None,
-        peft_config: Any = None,
+        eval_rows: DatasetLike | None = None,
+        peft_config: PeftConfig | None = None,
     ) -> TrainingRun:
         """Load and check the inputs of a run; derive ``micro_batch_tokens`` and ``max_steps`` where unset.
 
@@ -293,7 +298,7 @@ def _rubrics(env: Environment) -> list[Rubric]:
     return [rubric for member in env.envs for rubric in _rubrics(member)] if isinstance(env, EnvGroup) else [env.rubric]
 
 
-def examples_of(env: Any, dataset: Any = None) -> list[Example]:
+def examples_of(env: Environment, dataset: DatasetLike | None = None) -> list[Example]:
     """The examples of ``dataset``, or of the environment's training set.
 
     Raises ``DatasetError`` when there are none.

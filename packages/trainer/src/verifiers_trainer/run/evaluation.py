@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.data.examples import examples_from, format_row
 from verifiers.data.messages import normalize_messages
@@ -21,6 +21,10 @@ from verifiers.runtime.loops import blocking
 from verifiers.types import ModelRequest
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.run.context import TrainingRun
+
+if TYPE_CHECKING:
+    from verifiers.environments.base import Environment
+    from verifiers_trainer.settings.config import RLConfig
 
 
 def run_rollouts(
@@ -91,7 +95,7 @@ def evaluate(
     return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
 
-def _concurrency(settings: Any) -> int:
+def _concurrency(settings: RLConfig) -> int:
     """Concurrent rollouts of an evaluation."""
     return (
         settings.per_device_eval_batch_size
@@ -112,10 +116,10 @@ def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
     ]
 
 
-def complete(client: PolicyClient, env: Any, prompts: Sequence[Any]) -> list[Any]:
+def complete(client: PolicyClient, env: Environment, prompts: Sequence[Any]) -> list[Any]:
     """One completion for each prompt by the present policy: a list of one message, or text where prompts are text."""
 
-    async def one(prompt: Any) -> Any:
+    async def one(prompt: object) -> Any:
         prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str) and env.message_type == "chat":
             prompt = format_row({"question": prompt}, replace(env.row_format, question_key="question"))["prompt"]

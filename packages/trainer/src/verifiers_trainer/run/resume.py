@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.runtime.failpoints import failpoint
@@ -24,6 +24,14 @@ from verifiers_trainer.policy.teacher import Teacher
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile
 from verifiers_trainer.settings.config import RLConfig
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from transformers.trainer_callback import TrainerState
+
+    from verifiers.environments.base import Environment
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +52,7 @@ def configuration(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _without_model(env: Any, settings: RLConfig) -> dict[str, Any]:
+def _without_model(env: Environment, settings: RLConfig) -> dict[str, Any]:
     """The part of ``configuration`` that is known before the model and the rows are loaded."""
     return {
         "env_id": env.env_id,
@@ -54,7 +62,7 @@ def _without_model(env: Any, settings: RLConfig) -> dict[str, Any]:
     }
 
 
-def require_same_run(folder: Path, env: Any, settings: RLConfig, forced: Collection[str]) -> None:
+def require_same_run(folder: Path, env: Environment, settings: RLConfig, forced: Collection[str]) -> None:
     """Compare a checkpoint with a run that has nothing left to train, whose model is not loaded.
 
     forced: settings that the training loop replaces. Raises ``RunMismatch`` for values that differ, and
@@ -88,10 +96,10 @@ class Checkpoints:
 
     def save(
         self,
-        state: Any,
-        optimizer: Any,
-        scheduler: Any,
-        scaler: Any,
+        state: TrainerState,
+        optimizer: Optimizer,
+        scheduler: LRScheduler,
+        scaler: GradScaler | None,
         write_model: Callable[[Path], None],
         snapshot: Callable[[], PipelineState],
     ) -> None:

@@ -13,10 +13,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from transformers.integrations import WandbCallback, get_reporting_integration_callbacks
@@ -25,6 +25,11 @@ from transformers.trainer_callback import TrainerCallback
 from verifiers.runtime.install_lines import install_line
 from verifiers.storage.files import atomic_write
 from verifiers_trainer.algorithm.batch import Group
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from transformers.trainer_callback import TrainerControl, TrainerState
+    from transformers.training_args import TrainingArguments
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +65,26 @@ class Trackers(TrainerCallback):
         self.names = tuple(names)
         self._running: list[_Worker] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
         self.close()
         self._running = [_Worker(name) for name in self.names]
         self._send("on_train_begin", args, state, control, others)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **others: object,
+    ) -> None:
         self._send("on_log", args, state, control, {**others, "logs": dict(logs or {})})
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
         self._send("on_train_end", args, state, control, others)
         self.close()
 
@@ -139,7 +155,7 @@ class Wandb(WandbCallback):
     _owned: Any = None
     """The run that this object started; one that the user's script started is neither renamed nor finished."""
 
-    def setup(self, args: Any, state: Any, model: Any, **others: Any) -> None:
+    def setup(self, args: Any, state: TrainerState, model: Module, **others: object) -> None:
         if self._wandb.run is None and state.is_world_process_zero:
             name = {} if args.run_name is None else {"name": args.run_name}
             self._owned = self._wandb.init(
@@ -158,7 +174,9 @@ class Wandb(WandbCallback):
             atomic_write(path, uuid4().hex[:8].encode())
         return path.read_text().strip()
 
-    def on_completions(self, args: Any, step: int, control: Any, groups: Sequence[Group]) -> None:
+    def on_completions(
+        self, args: TrainingArguments, step: int, control: TrainerControl, groups: Sequence[Group]
+    ) -> None:
         """Log the rollouts of a step as a table, ``TABLE_ROWS`` at most."""
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts][:TABLE_ROWS]
         scores = sorted({name for _, rollout in rollouts for name in rollout.metrics})

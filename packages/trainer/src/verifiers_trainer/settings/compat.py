@@ -55,7 +55,7 @@ def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
 
-def _steps_per_generation(value: Any, current: Current) -> dict[str, Any]:
+def _steps_per_generation(value: object, current: Current) -> dict[str, Any]:
     return {} if value is None else {"updates_per_batch": value}
 
 

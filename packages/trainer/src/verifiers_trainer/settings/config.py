@@ -108,7 +108,7 @@ class RLConfig(RLFields):
         has_bf16 = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "_explicit" not in self.__dict__ or name not in known_names():
             self._warn_of_misspelling(name)
             super().__setattr__(name, value)

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
@@ -21,6 +21,9 @@ from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
 from verifiers_trainer.settings.limits import check_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 INFERENCE = ("auto", "embedded", "vllm")
 """Values of ``inference`` that are not URLs."""
@@ -166,7 +169,7 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
     return problems + _check_geo_mask(config.geo_mask)
 
 
-def _check_geo_mask(pair: Any) -> list[str]:
+def _check_geo_mask(pair: Sequence[float] | None) -> list[str]:
     if pair is None:
         return []
     numbers = isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)
@@ -272,7 +275,7 @@ def check_schedules(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def _check_difficulties(schedule: Any) -> list[str]:
+def _check_difficulties(schedule: Sequence[Any] | None) -> list[str]:
     if schedule is None:
         return []
     pairs = (
@@ -288,7 +291,7 @@ def _check_difficulties(schedule: Any) -> list[str]:
     return []
 
 
-def _is_weights_schedule(schedule: Any) -> bool:
+def _is_weights_schedule(schedule: object) -> bool:
     return (
         isinstance(schedule, Mapping)
         and bool(schedule)
@@ -402,7 +405,7 @@ def _check_lengths(config: Any) -> list[str]:
     return problems
 
 
-def trackers(report_to: Any) -> list[str]:
+def trackers(report_to: str | Iterable[str] | None) -> list[str]:
     """Return the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
     configured = bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None

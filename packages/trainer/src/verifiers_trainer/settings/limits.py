@@ -49,7 +49,7 @@ class OneOf:
     def __init__(self, *choices: str | enum.Enum):
         self.choices = tuple(str(getattr(choice, "value", choice)) for choice in choices)
 
-    def problem(self, name: str, value: Any) -> str | None:
+    def problem(self, name: str, value: object) -> str | None:
         """Return why ``value`` is not allowed for the setting ``name``; None when it is."""
         text = getattr(value, "value", value)
         if text in self.choices:
@@ -62,10 +62,10 @@ class Unsupported:
 
     none = False
 
-    def __init__(self, instead: str, *off: Any):
+    def __init__(self, instead: str, *off: object):
         self.instead, self.off = instead, off
 
-    def problem(self, name: str, value: Any) -> str | None:
+    def problem(self, name: str, value: object) -> str | None:
         """Return why ``value`` is not allowed for the setting ``name``; None when it disables the field."""
         if value in self.off:
             return None

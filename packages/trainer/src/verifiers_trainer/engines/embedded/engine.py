@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -21,10 +21,15 @@ from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
 from verifiers_trainer.engines.embedded.threads import default_threads
-from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
+from verifiers_trainer.engines.http.chat import ChatFormat, Tokenizer, shows_tools
 from verifiers_trainer.engines.http.endpoint import Address, Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.requests import Generator
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 
 Mode = Literal["auto", "continuous", "padded", "deterministic"]
 
@@ -73,8 +78,8 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         mode: Mode = "auto",
         max_seq_len: int,
@@ -109,7 +114,7 @@ class EmbeddedEngine:
         self._finalizer: weakref.finalize | None = None
 
     @staticmethod
-    def _check_context(model: Any, max_seq_len: int) -> None:
+    def _check_context(model: PreTrainedModel, max_seq_len: int) -> None:
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and max_seq_len > limit:
             message = f"max_seq_len={max_seq_len} is more than the {limit} positions of the model"
@@ -219,7 +224,7 @@ class EmbeddedEngine:
             raise EndpointUnreachable("the embedded engine is not running; call start() first")
         return self._endpoint
 
-    def _build_generator(self, replica: Any, tokenizer: Any) -> Generator:
+    def _build_generator(self, replica: PreTrainedModel, tokenizer: Tokenizer) -> Generator:
         def decode(token_ids: list[int]) -> str:
             return tokenizer.decode(token_ids, skip_special_tokens=True)
 
@@ -233,7 +238,7 @@ class EmbeddedEngine:
             autocast_dtype=self._autocast_dtype,
         )
 
-    def _serving(self, replica: Any, tokenizer: Any, generator: Generator) -> Serving:
+    def _serving(self, replica: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, generator: Generator) -> Serving:
         return Serving(
             generator=generator,
             chat=ChatFormat(tokenizer),
@@ -270,7 +275,7 @@ def _prefill_tokens(device: torch.device) -> int:
     return _ACCELERATOR_PREFILL_TOKENS if device.type == "cuda" else _CPU_PREFILL_TOKENS
 
 
-def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """End-of-turn token ids of the model's generation configuration and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]

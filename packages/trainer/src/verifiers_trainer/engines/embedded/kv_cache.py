@@ -8,7 +8,7 @@ state.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -23,7 +23,7 @@ class BufferLayer(CacheLayerMixin):
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__()
         self.length = 0
 
@@ -32,7 +32,7 @@ class BufferLayer(CacheLayerMixin):
         self.values = _grown(value_states[:, :, :0], value_states.shape[2])
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object):
         """Append columns [B, H, q, D]; returns views of all columns in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

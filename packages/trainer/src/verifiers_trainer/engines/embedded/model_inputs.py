@@ -7,13 +7,17 @@ and the whole pass is repeated: no pass mixes weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
+
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
+    from transformers.modeling_utils import PreTrainedModel
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -130,7 +134,7 @@ def keep_precision(head: Any) -> None:
     """
     stock = head.forward
 
-    def forward(hidden: torch.Tensor, *args: Any, **keywords: Any) -> torch.Tensor:
+    def forward(hidden: torch.Tensor, *args: object, **keywords: object) -> torch.Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             logits: torch.Tensor = stock(hidden.to(head.weight.dtype), *args, **keywords)
             return logits
@@ -138,18 +142,18 @@ def keep_precision(head: Any) -> None:
     head.forward = forward
 
 
-def _kinds_of_layers(config: Any) -> set[str]:
+def _kinds_of_layers(config: PreTrainedConfig) -> set[str]:
     return set(getattr(config, "layer_types", None) or ["full_attention"])
 
 
-def attends_to_everything(model: Any) -> bool:
+def attends_to_everything(model: PreTrainedModel) -> bool:
     """Whether every layer has full attention, without a window or recurrent state."""
     config = model.config.get_text_config()
     sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     return _kinds_of_layers(config) == {"full_attention"} and not sliding
 
 
-def interruptible_parts(model: Any) -> list[torch.nn.Module]:
+def interruptible_parts(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules of the decoder layers with submodules (attention, experts, MLP), and the head."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     parts = [part for layer in layers for part in layer.children() if any(part.children())]

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 SMALL_PARAMETERS = 2_000_000
 """Largest model, in parameters, that runs on one thread of a CPU where nothing says otherwise."""
 
 
-def default_threads(model: Any) -> int:
+def default_threads(model: PreTrainedModel) -> int:
     """Threads of torch's CPU kernels for ``model``; those of the process where it is large, or the user chose them."""
     if model.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
@@ -25,7 +28,7 @@ def default_threads(model: Any) -> int:
 
 
 @contextmanager
-def threads_for(model: Any) -> Iterator[None]:
+def threads_for(model: PreTrainedModel) -> Iterator[None]:
     """Compute with ``default_threads(model)`` in this thread; the earlier number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(default_threads(model))

@@ -10,7 +10,7 @@ It wraps another core ``Client`` whose endpoint accepts token ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
 from verifiers.types import Message, ModelRequest, Response, ToolCall
 from verifiers_trainer.engines.exact.history import ExactHistory
-from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
@@ -34,7 +34,7 @@ ALWAYS_RETURNED = ("logprobs", "top_logprobs")
 class ExactClient:
     """A core ``Client`` over ``inner``; ``max_seq_len`` bounds prompt and completion together."""
 
-    def __init__(self, inner: Client, tokenizer: Any, max_seq_len: int, tool_call_parser: str = "auto"):
+    def __init__(self, inner: Client, tokenizer: Tokenizer, max_seq_len: int, tool_call_parser: str = "auto"):
         self._inner, self._max_seq_len = inner, max_seq_len
         self._chat, self._history = ChatFormat(tokenizer), ExactHistory(tokenizer)
         self._parse_calls = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
@@ -75,7 +75,11 @@ class ExactClient:
         return await shows_tools(self._inner)
 
     def _prompt_ids(
-        self, messages: list[Any], tools: Any, rollout_id: str | None, variables: Mapping[str, Any]
+        self,
+        messages: list[Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        rollout_id: str | None,
+        variables: Mapping[str, Any],
     ) -> list[int]:
         try:
             prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)

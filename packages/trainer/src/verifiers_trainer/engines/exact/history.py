@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from verifiers.data.messages import canonical_arguments
 from verifiers.data.tool_examples import example_arguments
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.http.chat import BadRequest, _plain_message
+from verifiers_trainer.engines.http.chat import BadRequest, Tokenizer, _plain_message
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
 """Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped first."""
@@ -54,7 +54,7 @@ class _Answer:
 class ExactHistory:
     """A cache of sampled ids by conversation."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._known: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
         self.num_tokens = 0
@@ -101,7 +101,7 @@ class ExactHistory:
     def prompt_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Any,
+        tools: Iterable[Mapping[str, Any]] | None,
         rollout_id: str | None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int] | None:
@@ -131,7 +131,11 @@ class ExactHistory:
         return None
 
     def _after(
-        self, messages: Sequence[Mapping[str, Any]], index: int, tools: object, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        tools: Iterable[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
     ) -> tuple[int, str]:
         """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
         plain = [_plain_message(dict(message)) for message in messages]
@@ -150,7 +154,11 @@ class ExactHistory:
         return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
 
     def _render(
-        self, plain: list[dict[str, Any]], tools: Any, variables: Mapping[str, Any], answer: bool = True
+        self,
+        plain: list[dict[str, Any]],
+        tools: Iterable[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        answer: bool = True,
     ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -175,7 +183,7 @@ class ExactHistory:
         return text[text.rindex(end) :] if end and end in text else ""
 
 
-def require_exact_history(tokenizer: object, tools: Sequence[Mapping[str, Any]] | None) -> None:
+def require_exact_history(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None) -> None:
     """Check the chat template with a completion and a call of the first of ``tools``, before sampling.
 
     *Raises* ConfigError when the template does not end turns with a special token, BadRequest when it fails.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +28,29 @@ class BadRequest(Exception):
         self.param, self.code, self.status = param, code, status
 
 
+class Tokenizer(Protocol):
+    """What rendering and reading of texts need of a tokenizer of transformers."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def decode(self) -> Callable[..., Any]: ...
+
+    @property
+    def apply_chat_template(self) -> Callable[..., Any]: ...
+
+    @property
+    def convert_tokens_to_ids(self) -> Callable[..., Any]: ...
+
+    @property
+    def all_special_tokens(self) -> list[str]: ...
+
+    @property
+    def eos_token(self) -> Any: ...
+
+
 class ChatFormat:
     """Renders prompts and decodes completions for the endpoint.
 
@@ -34,7 +58,7 @@ class ChatFormat:
     thread-safe.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._piece = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
         self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
@@ -60,7 +84,7 @@ class ChatFormat:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
         return np.array(self._tokenizer(text)["input_ids"], np.int32)
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @property
@@ -101,7 +125,7 @@ class ChatFormat:
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
 
-def shows_tools(tokenizer: Any) -> bool | None:
+def shows_tools(tokenizer: Tokenizer) -> bool | None:
     """Whether the chat template renders tools: the prompts with and without a tool differ.
 
     None without a template, or when it fails on this conversation.

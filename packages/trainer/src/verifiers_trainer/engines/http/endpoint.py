@@ -114,7 +114,7 @@ class Endpoint:
         """Return finished completions to their requests; called on the generation thread."""
         self._call(self._resolve, finished)
 
-    def _call(self, function: Callable[[Any], None], argument: Any) -> None:
+    def _call(self, function: Callable[[Any], None], argument: object) -> None:
         """Call a function on the endpoint's loop from another thread; a no-op once the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(function, argument)
@@ -211,7 +211,7 @@ class Endpoint:
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
         return [self._text_prompt(each) for each in (prompt if several else [prompt])]
 
-    def _text_prompt(self, prompt: Any) -> np.ndarray:
+    def _text_prompt(self, prompt: object) -> np.ndarray:
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt)
         vocabulary = range(self._serving.chat.vocabulary)

@@ -138,7 +138,7 @@ def _object_at(text: str, position: int) -> tuple[Any, int]:
     return value, _SPACE.match(text, end).end()  # type: ignore[union-attr]
 
 
-def _call(value: Any, *names_of_arguments: str) -> ToolCall:
+def _call(value: object, *names_of_arguments: str) -> ToolCall:
     if not (isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]):
         raise _NotACall
     candidates = [value[name] for name in names_of_arguments if name in value]

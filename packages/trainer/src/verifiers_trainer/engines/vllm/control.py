@@ -57,7 +57,7 @@ class Server:
         self,
         method: str,
         path: str,
-        body: Any = None,
+        body: object = None,
         *,
         stage: str,
         timeout_s: float,
@@ -72,7 +72,7 @@ class Server:
         work = self._exchange(method, path, body, query, timeout_s, stage, started)
         return self.thread.wait(work, timeout_s + GRACE_S, late)
 
-    def begin(self, method: str, path: str, body: Any, *, stage: str, timeout_s: float) -> Future[Any]:
+    def begin(self, method: str, path: str, body: object, *, stage: str, timeout_s: float) -> Future[Any]:
         """Start a call without waiting for its response."""
         assert self.thread.loop is not None
         work = self._exchange(method, path, body, None, timeout_s, stage, time.monotonic())

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,10 @@ from verifiers_trainer.engines.vllm.features import (
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.probe import check_server
 from verifiers_trainer.engines.vllm.weights.protocol import Deadline, WeightSync, run_and_version
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +73,8 @@ class VLLMEngine:
     def __init__(
         self,
         urls: str,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         open_sync: OpenSync,
         *,
         in_chat: bool = True,

@@ -7,12 +7,15 @@ processed log-probabilities, and is constant in raw ones. Wrong weights are dete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.http.chat import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Say hi."}]
 PLAIN = "Say hi."
@@ -25,7 +28,7 @@ STAGE = "the first completion"
 TIMEOUT_S = 120.0
 
 
-def check_server(server: Server, model: str, tokenizer: object, in_chat: bool) -> str | None:
+def check_server(server: Server, model: str, tokenizer: Tokenizer, in_chat: bool) -> str | None:
     """Return a warning on what could not be checked, or None. Raises ``ConfigError`` for unusable completions."""
     expected = _expected_ids(tokenizer, in_chat)
     gaps: list[float] = []
@@ -47,7 +50,7 @@ def check_server(server: Server, model: str, tokenizer: object, in_chat: bool) -
     return None
 
 
-def _expected_ids(tokenizer: Any, in_chat: bool) -> list[int]:
+def _expected_ids(tokenizer: Tokenizer, in_chat: bool) -> list[int]:
     if not in_chat:
         return list(tokenizer(PLAIN)["input_ids"])
     text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
@@ -67,7 +70,7 @@ def _ask(server: Server, model: str, in_chat: bool, temperature: float) -> Any:
         raise ConfigError(f"the inference server refuses what training asks for: {error}") from error
 
 
-def _require_token_ids(server: Server, answer: Any, choice: Any) -> None:
+def _require_token_ids(server: Server, answer: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
     prompt_ids = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
     if not prompt_ids or not choice.get("token_ids"):
         raise ConfigError(
@@ -85,7 +88,7 @@ def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequen
             )
 
 
-def _gap(choice: Any) -> float | None:
+def _gap(choice: Mapping[str, Any]) -> float | None:
     """Nats between the two likeliest tokens of the first position; None when they are not listed."""
     logprobs = choice.get("logprobs") or {}
     if content := logprobs.get("content"):

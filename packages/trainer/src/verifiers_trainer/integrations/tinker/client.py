@@ -10,13 +10,16 @@ has no such setting).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 TINKER = Peer("tinker", "tinker", ("0.24.1",), lambda: install_line("verifiers-trainer", "tinker"))
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
@@ -30,7 +33,14 @@ class TinkerClient(TokenClient):
     For other arguments see ``TokenClient``. Without ``max_seq_len`` the service bounds requests without ``max_tokens``.
     """
 
-    def __init__(self, sampling_client: Any, tokenizer: Any = None, *, version: int = -1, **options: Any):
+    def __init__(
+        self,
+        sampling_client: Any,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        version: int = -1,
+        **options: Any,
+    ):
         self.sdk = TINKER.load()
         self._sampler, self._version = sampling_client, version
         self._max_length: int | None = options.get("max_seq_len")
@@ -64,7 +74,7 @@ class TinkerClient(TokenClient):
         params["stop"] = self._stop(sampling.get("stop"), sampling.get("stop_token_ids"))
         return params
 
-    def _stop(self, texts: Any, token_ids: Any) -> list[Any]:
+    def _stop(self, texts: str | Iterable[str] | None, token_ids: Iterable[int] | None) -> list[Any]:
         """Return the stops for the service, all ids or all texts, including the end token of the tokenizer."""
         texts = [texts] if isinstance(texts, str) else list(texts or [])
         if texts and token_ids:

@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.environments.registry import load_environment
 from verifiers.rollouts.state import turns_of
-from verifiers_trainer.integrations.common import generate_group, group_worth, row_of
+from verifiers_trainer.integrations.common import Worth, generate_group, group_worth, row_of
 from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 
@@ -60,7 +60,7 @@ def _trajectory(rollout: Mapping[str, Any]) -> Any:
     return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
 
 
-def _metrics(rollout: Mapping[str, Any], value: Any) -> dict[str, float]:
+def _metrics(rollout: Mapping[str, Any], value: Worth) -> dict[str, float]:
     metrics = {name: float(number) for name, number in rollout["metrics"].items() if number == number}
     return metrics | value.metrics
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, RunMismatch
@@ -35,6 +35,9 @@ from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.context import check_advantage, check_environment, environment_of, examples_of
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 log = logging.getLogger(__name__)
 
 SAVED = "tinker.json"
@@ -49,7 +52,12 @@ class TinkerTrainer:
     """
 
     def __init__(
-        self, env: Environment | str | list[Any], config: TinkerConfig, *, service: Any = None, tokenizer: Any = None
+        self,
+        env: Environment | str | list[Any],
+        config: TinkerConfig,
+        *,
+        service: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ):
         self.env: Environment = environment_of(env)
         check_environment(self.env)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 
 def exported(model: Any) -> dict[str, torch.Tensor]:
@@ -26,7 +29,7 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _named_weights(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_weights(base: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     whole = {name: layer for name, layer in base.named_modules() if hasattr(layer, "modules_to_save")}
     merged = {
         name: layer

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -20,6 +20,9 @@ from verifiers_trainer.engines.vllm.weights.export import apart, exported, unser
 from verifiers_trainer.engines.vllm.weights.protocol import WeightSync
 from verifiers_trainer.settings.config import RLConfig
 
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
 log = logging.getLogger(__name__)
 
 LOAD, ASK_S = "/v1/load_lora_adapter", 10.0
@@ -28,7 +31,12 @@ INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
 
 
 def open_sync(
-    model: Any, config: RLConfig, servers: Sequence[Server], run: int, features: frozenset[str], version: str
+    model: PreTrainedModel,
+    config: RLConfig,
+    servers: Sequence[Server],
+    run: int,
+    features: frozenset[str],
+    version: str,
 ) -> WeightSync:
     """Select the transfer of the weights of ``model`` to ``servers``, and log the method and the reason.
 
@@ -61,7 +69,12 @@ def _without_adapters(model: object, servers: Sequence[Server]) -> str | None:
 
 
 def _open(
-    choice: Choice, model: Any, config: RLConfig, servers: Sequence[Server], run: int, features: frozenset[str]
+    choice: Choice,
+    model: PreTrainedModel,
+    config: RLConfig,
+    servers: Sequence[Server],
+    run: int,
+    features: frozenset[str],
 ) -> WeightSync:
     folder = Path(config.sync_dir) if config.sync_dir else config.folder / "sync"
     if choice.method == "lora_dir":
@@ -96,7 +109,7 @@ def _open(
     return IpcSync(run, served, weights, features)
 
 
-def require_whole(model: Any) -> None:
+def require_whole(model: PreTrainedModel) -> None:
     """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these.
 
     Under FSDP2 the trainer passes a whole copy to the engine (``fsdp.WholeCopy``).
@@ -127,7 +140,7 @@ def _served_model(servers: Sequence[Server]) -> str:
     return names.pop()
 
 
-def shares_device(urls: list[str], device: Any) -> bool:
+def shares_device(urls: list[str], device: torch.device | str) -> bool:
     """Whether a server is known to compute on the trainer's CUDA device.
 
     True when a launcher declares it, or when the server is on this machine and the machine has one device.
