@@ -74,7 +74,7 @@ def environment() -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # "auto" is one process per core, and cores then idle: tests also wait, for servers, time limits and disks
-    kept.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str((os.cpu_count() or 1) + 1))
+    kept.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str((os.cpu_count() or 1) + 2))
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
 
 
