@@ -152,14 +152,14 @@ def loaded_under_a_config(folder: str) -> dict[str, Any]:
 
 def made_split(folder: str) -> dict[str, Any]:
     """A model that was made inside ``deepspeed.zero.Init``, and what the trainer says of it."""
-    from deepspeed.zero import Init
+    import deepspeed as library
 
     as_launched()
     torch.distributed.init_process_group("gloo")
     deepspeed._without_compiler()
     model = small_policy()
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
-    Init(module=model, config_dict_or_path=config)
+    library.zero.Init(module=model, config_dict_or_path=config)
     try:
         small_trainer(Path(folder), model=model)
     except Exception as error:  # noqa: BLE001 - the test looks at what it is
