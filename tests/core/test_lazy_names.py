@@ -115,3 +115,9 @@ def test_levels_for_the_length_of_a_block(logger):
         with vf.quiet_verifiers():
             assert logger.level == logging.WARNING
     assert logger.level == before
+
+
+def test_names_that_tools_ask_for_are_refused_without_a_search():
+    with pytest.raises(AttributeError) as refused:
+        vf._SingleTurnEnv
+    assert "did you mean" not in str(refused.value)
