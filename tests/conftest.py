@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Refuse ids with an address: two workers would collect different tests, and none would run. Sort for several."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")
+    if "hypothesis" in sys.modules:  # its table of Unicode takes a second once: longer than a first draw may
+        from hypothesis import strategies
+
+        strategies.text().validate()
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
 
