@@ -36,7 +36,7 @@ def index(tmp_path):
     folder = tmp_path / "index"
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield folder, f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()

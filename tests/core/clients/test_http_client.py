@@ -460,7 +460,7 @@ async def test_a_server_of_a_few_lines_is_asked_for_nothing_but_its_models_befor
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Few)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         client = OpenAIChatCompletionsClient(base_url=f"http://127.0.0.1:{server.server_port}/v1")
         results = await single_turn(2).a_evaluate(client, "m")
