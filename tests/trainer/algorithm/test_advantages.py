@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
-
-import math
 
 import numpy as np
 import pytest
