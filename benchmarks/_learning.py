@@ -102,8 +102,12 @@ def two_words(one_word: Any) -> Any:
         parsed = (one_word.parser.parse_answer([reply]) or "" for reply in replies)
         return [sequence_ratio(text, right) for text, right in zip(parsed, answers, strict=True)]
 
-    def similarity(completion: Any, answer: str, info: Any, **_: Any) -> float:
-        return sum(ratios(completion, answer, info)) / 2
+    def similarity(completion: Any, answer: str, info: Any, state: Any, **_: Any) -> float:
+        first, second = ratios(completion, answer, info)
+        steps = state["trajectory"]
+        if len(steps) == 2:  # move the first answer's part of the reward to its turn; the sum of a rollout is the same
+            steps[0]["reward"], steps[1]["reward"] = first / 2, -first / 2
+        return (first + second) / 2
 
     def both_right(completion: Any, answer: str, info: Any, **_: Any) -> float:
         return float(ratios(completion, answer, info) == [1.0, 1.0])

@@ -13,6 +13,9 @@ pass@8.
 ``plain`` is a loop of plain code with one update per batch, as ``policy_gradient`` (``_learning.plain``): the floor of
 the CPU time.
 
+``best_of_turns`` is ``best_of_group`` with the best answers of each turn (``credit="turn"``, ``gamma=0``), for
+"two-words", whose turns have rewards of their own.
+
 ``NAME@RATE`` is a recipe at another learning rate than 3e-4: ``best_of_group@2e-4``.
 
 Names that begin with ``trl`` are settings of TRL 1.16.0's ``GRPOTrainer`` (``TRL_SETTINGS``), which it installs: its
@@ -50,14 +53,21 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "trl": {},
     "trl_4_updates": _FOUR,
     "trl_4_updates_2_passes": _FOUR | {"num_iterations": 2},
+    "trl_64_2_passes": {"per_device_train_batch_size": 32, "steps_per_generation": 2, "num_iterations": 2},
 }
-"""Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 as in every recipe."""
+"""Settings of ``GRPOConfig`` that differ from its defaults; batches of 128 but in the last, of 64."""
+TURNS = "best_of_turns"
+OUR_SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"recipe": name} for name in RECIPES},
+    TURNS: {"recipe": "best_of_group", "credit": "turn", "gamma": 0.0},
+}
 PLAIN = "plain"
 SEARCH = {
     "ours": ("clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4"),
     "TRL": ("trl", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@1.5e-4"),
 }
-"""The candidates of each side, as many for both."""
+SEARCH_OF_TURNS = {"ours": (SEARCH["ours"][0], SEARCH["ours"][1], TURNS), "TRL": SEARCH["TRL"]}
+"""The candidates of each side, as many for both; with ``SEARCH_OF_TURNS`` where turns have rewards of their own."""
 
 
 def run(args: Any, task: str, seed: int, recipe: str, folder: Path) -> dict[str, Any]:
@@ -67,7 +77,7 @@ def run(args: Any, task: str, seed: int, recipe: str, folder: Path) -> dict[str,
     is_trl = name in TRL_SETTINGS
     job: dict[str, Any] = {
         "folder": str(folder / f"{task}-{seed}"), "task": task, "seed": seed, "steps": 1, "batches": args.batches,
-        "settings": TRL_SETTINGS[name] | changed if is_trl else {"recipe": name, **args.settings, **changed},
+        "settings": TRL_SETTINGS[name] | changed if is_trl else OUR_SETTINGS.get(name, {}) | args.settings | changed,
     }  # fmt: skip
     key, results = json.dumps([recipe, job], sort_keys=True), folder / "runs.jsonl"
     for line in results.read_text().splitlines() if results.exists() else ():
@@ -107,11 +117,12 @@ def row_of(name: str, result: dict[str, Any]) -> list[str]:
 
 def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of each candidate with seed 0, and of the best of each side with all seeds."""
-    found = {recipe: [run(args, task, 0, recipe, folder)] for side in SEARCH.values() for recipe in side}
-    best = [max(side, key=lambda recipe: found[recipe][0]["after"]["exact"]) for side in SEARCH.values()]
+    search = SEARCH_OF_TURNS if task == "two-words" else SEARCH
+    found = {recipe: [run(args, task, 0, recipe, folder)] for side in search.values() for recipe in side}
+    best = [max(side, key=lambda recipe: found[recipe][0]["after"]["exact"]) for side in search.values()]
     for recipe in best:
         found[recipe] += [run(args, task, seed, recipe, folder) for seed in range(1, args.pairs)]
-    print(task, "best settings:", *(f"{side} {recipe}" for side, recipe in zip(SEARCH, best, strict=True)), flush=True)
+    print(task, "best settings:", *(f"{side} {recipe}" for side, recipe in zip(search, best, strict=True)), flush=True)
     ours = best[0]
     return {ours: found.pop(ours), best[1]: found.pop(best[1]), **found}
 
@@ -119,7 +130,7 @@ def searched(args: Any, task: str, folder: Path) -> dict[str, list[dict[str, Any
 def recipe_of(text: str) -> str:
     """Check a value of ``--recipes``. *Raises* ValueError."""
     name, _, rate = text.partition("@")
-    if name not in (*RECIPES, *TRL_SETTINGS, PLAIN) or (rate and float(rate) <= 0):
+    if name not in (*OUR_SETTINGS, *TRL_SETTINGS, PLAIN) or (rate and float(rate) <= 0):
         raise ValueError(text)
     return text
 
@@ -128,7 +139,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=EXACT, help="both; with --quick digits")
     parser.add_argument(
-        "--recipes", nargs="+", type=recipe_of, help=f"{', '.join([*RECIPES, *TRL_SETTINGS, PLAIN])}; all of ours"
+        "--recipes", nargs="+", type=recipe_of, help=f"{', '.join([*OUR_SETTINGS, *TRL_SETTINGS, PLAIN])}; the recipes"
     )
     parser.add_argument("--search", action="store_true", help="ours and TRL, each with its best settings")
     parser.add_argument("--seeds", type=int, default=None, help="2, with --quick 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -151,13 +152,38 @@ def test_turn_credit_of_one_turn_is_the_mean_baseline():
     assert turn_advantages([]) == []
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_turn_credit_of_the_best_is_that_of_whole_rollouts_at_each_turn(gamma):
+    """Against ``best`` of the returns, computed turn by turn; every return exact in binary."""
+    generator = np.random.default_rng(7)
+    for _ in range(200):
+        turns = [generator.integers(0, 3, generator.integers(1, 4)).astype(float) for _ in range(4)]
+        made = turn_advantages(turns, gamma, choice="best")
+        for turn in range(3):
+            having = [n for n, rewards in enumerate(turns) if len(rewards) > turn]
+            returns = [sum(gamma ** (i - turn) * turns[n][i] for i in range(turn, len(turns[n]))) for n in having]
+            for n, one in zip(having, returns, strict=True):
+                expected = 1.0 if one == max(returns) and min(returns) < max(returns) else math.nan
+                np.testing.assert_equal(made[n][turn], expected)
+
+
+def test_the_best_turn_needs_siblings_that_are_known_and_differ():
+    unknown = turn_advantages([np.array([np.nan, 9.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])], choice="best")
+    assert np.isnan(unknown[0]).all()
+    np.testing.assert_array_equal(unknown[1:], [[np.nan, np.nan], [1.0, 1.0]])
+    alone = turn_advantages([np.array([1.0, 5.0]), np.array([1.0])], 0.0, choice="best")
+    assert np.isnan(np.concatenate(alone)).all()  # equal at the first turn, and the second has no sibling
+
+
 def test_inputs_are_left_as_they_were():
     rewards = [np.array([1.0, np.nan, 0.0, 0.5])]
     turns = [np.array([0.0, 1.0]), np.array([1.0, 1.0])]
     for name in ("mean", "none"):
         result = compute_advantages(name, rewards)
         result[0][:] = 9
-    turn_advantages(turns)
+    for choice in ("mean", "best", "none"):
+        for one in turn_advantages(turns, choice=choice):
+            one[:] = 9
     np.testing.assert_array_equal(rewards[0], [1.0, np.nan, 0.0, 0.5])
     np.testing.assert_array_equal(turns[0], [0.0, 1.0])
 

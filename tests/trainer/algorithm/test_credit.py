@@ -68,6 +68,18 @@ def test_without_it_every_turn_gets_the_rollouts_advantage():
     assert build([group], [], config(credit="turn", advantage="none")).num_tokens == 8
 
 
+def test_the_best_of_each_turn_is_trained_where_the_best_rollout_is_bad_at_one():
+    """The first sibling is best at its first turn, the second at its last; the third at neither."""
+
+    def trained(**settings):
+        group = Group(0, 0, (record(0.0, (1.0, 0.0)), record(2.0, (0.0, 0.0)), record(0.5, (0.5, 0.0))))
+        (samples,) = build([group], [], config(advantage="best", **settings)).samples_G  # a sample for each turn
+        return [[sample.num_trained for sample in rollout.samples] for rollout in samples]
+
+    assert trained(credit="turn", gamma=0.0) == [[2, 0], [0, 2], []]
+    assert trained() == [[], [2, 2], []]  # negative control: the first turn of the second earned nothing
+
+
 def test_rollouts_of_different_lengths_are_compared_where_both_have_a_turn():
     group = Group(0, 0, (record(1.0, turns=1), record(0.0, turns=3)))
     made = advantages_by_sample(build([group], [], config(credit="turn")))

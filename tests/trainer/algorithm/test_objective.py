@@ -303,7 +303,7 @@ def test_stacked_it_would_count_twice():
         ({"beta": -1.0}, "beta is -1.0"),
         ({"kl_type": "k4"}, "kl_type is 'k4'"),
         ({"gamma": 0.9}, "it needs credit='turn'"),
-        ({"credit": "turn", "advantage": "rloo"}, "use 'mean' or 'none'"),
+        ({"credit": "turn", "advantage": "rloo"}, "use 'mean' or 'best' or 'none'"),
         ({"ref_model_mixup_alpha": 1.5}, "ref_model_mixup_alpha is 1.5"),
     ],
     ids=str,

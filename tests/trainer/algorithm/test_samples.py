@@ -124,6 +124,18 @@ def test_credit_per_turn_follows_the_turn_into_its_sample():
         assert kept.advantages.tolist() == [0, 0, 2]
 
 
+def test_a_turn_without_an_advantage_carries_no_loss():
+    turns = [turn([1, 5], [6]), turn([1, 9], [7]), turn([1, 9, 7, 30], [8])]
+    nan = float("nan")
+    first, second = rollout_samples(turns, [nan, 2.0, nan]).samples
+    assert (first.num_trained, second.num_trained) == (0, 1)
+    assert second.loss_mask.tolist() == [False, False, True, False, False]
+    assert [sample.advantages.sum() for sample in (first, second)] == [0.0, 2.0]
+    (_, environment_too) = rollout_samples(turns, [1.0, nan, 3.0], mask_env_responses=False).samples
+    assert environment_too.loss_mask.tolist() == [False, False, False, True, True]
+    assert rollout_samples(turns, [nan] * 3).excluded == "unscored"
+
+
 @pytest.mark.parametrize(
     ("fields", "advantage", "options", "reason"),
     [

@@ -98,22 +98,38 @@ def compute_advantages(
 
 
 def turn_advantages(
-    turn_rewards: Sequence[np.ndarray], gamma: float = 1.0, *, baseline: bool = True
+    turn_rewards: Sequence[np.ndarray], gamma: float = 1.0, *, choice: str = "mean"
 ) -> list[np.ndarray]:
-    """Credit per turn for the siblings of one group: the return of turn j minus its mean over siblings that have one.
+    """Credit per turn for the siblings of one group, from the returns of the siblings that have a turn j.
 
     ``turn_rewards`` holds one array [turns] per sibling, the rubric's final reward already added to the last turn;
-    the return of turn j is Σ_{l>=j} γ^(l-j)·r_l. A sibling with a NaN is unknown: it gets NaN and joins no mean.
-    ``baseline=False`` gives the returns themselves.
+    the return of turn j is Σ_{l>=j} γ^(l-j)·r_l. ``choice`` is what "mean", "best" and "none" are for whole rollouts:
+    the return minus the mean of that turn; 1 for the best return of that turn and NaN for the others, and for all
+    where they are equal; the return itself. A sibling with a NaN is unknown: it gets NaN and is not compared.
 
     >>> turn_advantages([np.array([0.0, 1.0]), np.array([0.0])])
     [array([0.5, 0. ]), array([-0.5])]
+    >>> turn_advantages([np.array([0.0, 1.0]), np.array([1.0, 0.0])], gamma=0.0, choice="best")
+    [array([nan,  1.]), array([ 1., nan])]
     """
     returns = [_discounted(np.asarray(rewards, dtype=np.float64), gamma) for rewards in turn_rewards]
     live = [r for r in returns if not np.isnan(r).any()]
-    depth = max((len(r) for r in live), default=0)
-    means = np.array([np.mean([r[j] for r in live if len(r) > j]) if baseline else 0.0 for j in range(depth)])
-    return [np.full(len(r), np.nan) if np.isnan(r).any() else r - means[: len(r)] for r in returns]
+    advantages = [np.full(len(r), np.nan) if np.isnan(r).any() else r.copy() for r in returns]
+    if choice == "none":
+        return advantages
+    for turn in range(max((len(r) for r in live), default=0)):
+        compared = np.array([r[turn] for r in live if len(r) > turn])
+        for advantage in advantages:
+            if len(advantage) > turn:
+                advantage[turn] = _compared(advantage[turn], compared, choice)
+    return advantages
+
+
+def _compared(value: float, siblings: np.ndarray, choice: str) -> float:
+    """The advantage of one return among those of its siblings."""
+    if choice == "mean":
+        return float(value - siblings.mean())
+    return 1.0 if value == siblings.max() > siblings.min() else math.nan
 
 
 # --- the estimators: live groups and known rewards only -----------------------------------------------------------

@@ -187,13 +187,13 @@ class Group:
         return is_dead(distinct, settings.min_group_fraction, **_kind(settings))
 
     def turn_advantages(self, settings: BatchSettings) -> list[np.ndarray]:
-        """One array [turns] per rollout: the discounted rewards from each turn on, less their mean over siblings."""
+        """One array [turns] per rollout: the discounted rewards from each turn on, compared with those of siblings."""
         turn_rewards = []
         for rollout in self.rollouts:
             rewards = np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
             rewards[-1:] += rollout.reward
             turn_rewards.append(rewards)
-        return turn_advantages(turn_rewards, settings.gamma, baseline=settings.advantage != "none")
+        return turn_advantages(turn_rewards, settings.gamma, choice=settings.advantage)
 
 
 def _kind(settings: BatchSettings) -> dict[str, bool]:

@@ -109,7 +109,8 @@ def rollout_samples(
 ) -> RolloutSamples:
     """The samples of one rollout with their advantage: one number, or one per turn (credit="turn").
 
-    A rollout gives no samples, and ``excluded`` says why, when its advantage is NaN, when it is longer than
+    A turn whose advantage is NaN carries no loss. A rollout gives no samples, and ``excluded`` says why, when its
+    advantage is NaN, or that of every turn, when it is longer than
     ``max_seq_len`` tokens in any sample (or than ``max_completion_len`` after its first prompt), or when a length limit
     cut it and ``mask_truncated`` is set. *Raises* ValueError when the number of advantages is not that of the turns.
     """
@@ -119,7 +120,7 @@ def rollout_samples(
         per_turn = [float(one) for one in advantage]
     if len(per_turn) != len(turns):
         raise ValueError(f"{len(per_turn)} advantages for {len(turns)} turns: give one number, or one per turn")
-    if any(map(math.isnan, per_turn)):
+    if per_turn and all(map(math.isnan, per_turn)):
         return RolloutSamples((), "unscored")
     if is_overlong(turns, max_seq_len, max_completion_len):
         return RolloutSamples((), "overlong")
@@ -226,13 +227,12 @@ def _merge(
         for i in chain:
             turn, start = turns[i], len(turns[i].prompt_ids)
             end = start + len(turn.completion_ids)
-            if not mask_env_responses:
-                loss_mask[before:start] = True
-                per_token[before:start] = advantages[i]
-            loss_mask[start:end] = True
             sampler_logprobs[start:end] = turn.sampler_logprobs
             versions[start:end] = turn.version
-            per_token[start:end] = advantages[i]
+            if not math.isnan(advantages[i]):
+                first = start if mask_env_responses else before
+                loss_mask[first:end] = True
+                per_token[first:end] = advantages[i]
             before = end
         arrays = token_ids, loss_mask, sampler_logprobs, versions, per_token
         samples.append(Sample(*arrays, inv_temperature, rollout, group, live, component))

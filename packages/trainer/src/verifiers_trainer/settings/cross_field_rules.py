@@ -43,7 +43,7 @@ CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
 """Settings that change rewards after the environment computed its advantages."""
 WEIGHTED_BY_RATIO = frozenset("cispo distill masked_is importance_sampling".split())
 """Losses for which π/μ is a weight of the token: right for a reshaped μ too."""
-CREDITED = ("mean", "none")
+CREDITED = ("mean", "best", "none")
 """Advantages for which credit per turn is defined."""
 
 
@@ -245,7 +245,7 @@ def check_credit(config: Any, world_size: int) -> list[str]:
     """Check the settings of credit per turn, and of advantages that the environment computes."""
     if config.credit == "turn" and config.advantage not in CREDITED:
         return [
-            f"credit='turn' compares returns of turns with the mean of the siblings', and advantage is "
+            f"credit='turn' compares the returns of a turn with those of the siblings, and advantage is "
             f"{config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
         ]
     if config.advantage == "environment":

@@ -336,10 +336,10 @@ class RLFields(TrainingArguments):
     """Factor of negative advantages: 1 = as they are, 0 = learn from what was better than the baseline alone. Their
     tokens count in the denominators of the loss either way."""
     credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
-    """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
-    return of the same turn in the group."""
-    gamma: Annotated[float, Between(1e-9, 1.0)] = 1.0
-    """Discount per turn, with ``credit="turn"``."""
+    """Unit of credit: the whole "rollout", or each "turn", whose discounted return is compared with those of the same
+    turn in the group, as ``advantage`` says."""
+    gamma: Annotated[float, Between(0.0, 1.0)] = 1.0
+    """Discount per turn, with ``credit="turn"``; 0 = what the turn itself earned."""
     aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
     """Weight of a token; default: that of the loss."""
     anchor: Annotated[str, OneOf("sampler", "recomputed")] = "sampler"
