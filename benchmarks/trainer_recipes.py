@@ -13,8 +13,8 @@ pass@8.
 ``plain`` is a loop of plain code with one update per batch, as ``policy_gradient`` (``_learning.plain``): the floor of
 the CPU time.
 
-``best_of_turns`` is ``best_of_group`` with the best answers of each turn (``credit="turn"``, ``gamma=0``), for
-"two-words", whose turns have rewards of their own.
+``best_of_turns`` is ``best_of_group`` with the best answers of each turn, groups of equal weight, and none replaced
+(``TURNS``), for "two-words", whose turns have rewards of their own; a batch has as many rollouts as one of TRL.
 
 ``NAME@RATE`` is a recipe at another learning rate than 3e-4: ``best_of_group@2e-4``.
 
@@ -59,7 +59,13 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 TURNS = "best_of_turns"
 OUR_SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"recipe": name} for name in RECIPES},
-    TURNS: {"recipe": "best_of_group", "credit": "turn", "gamma": 0.0},
+    TURNS: {
+        "recipe": "best_of_group",
+        "credit": "turn",
+        "gamma": 0.0,
+        "aggregation": "prompt_mean",
+        "zero_variance": "keep",
+    },
 }
 PLAIN = "plain"
 SEARCH = {
