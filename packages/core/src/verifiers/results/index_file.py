@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from verifiers.results.index import Mark, RowIndex
+from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.json import decode_row, encode_row
 
 INDEX_NAME = "results.index"
@@ -48,6 +49,7 @@ def keep_index(index: RowIndex) -> None:
     fd = os.open(index.path.with_name(INDEX_NAME), os.O_RDWR | os.O_CREAT, 0o666)
     with open(fd, "r+b") as file:
         file.truncate(index.kept_bytes)
+        failpoint("index.append")
         file.seek(index.kept_bytes)
         file.writelines(parts)
     index.num_kept, index.kept_bytes = len(index.marks), index.kept_bytes + sum(map(len, parts))
