@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from support import view_runs
 from verifiers.results import load_results
+from verifiers.results.columns import NumberColumn, Selection
 from verifiers.results.index import RowIndex
 from verifiers.storage.journal import Journal
 from verifiers.view.catalog import Catalog
@@ -44,17 +47,91 @@ def test_the_columns_are_those_of_the_loaded_results(runs):
         assert row["trajectory"][-1]["tokens"]["completion_ids"] == output["trajectory"][-1]["tokens"]["completion_ids"]
 
 
-def test_only_what_is_new_is_read(tmp_path):
-    file = tmp_path / "results.jsonl"
+def test_only_what_is_new_is_read(tmp_path, monkeypatch):
+    file, read, add = tmp_path / "results.jsonl", [], RowIndex._add
+    monkeypatch.setattr(RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
     journal(file, rows(0, 1))
     index = RowIndex(file)
     index.read()
-    index.starts[0] = marker = 1  # would be 0 again if the line were read again
     journal(file, rows(2))
     index.read()
     assert list(index.columns["example"]) == [0, 1, 2]
-    assert index.starts[0] == marker
+    assert len(read) == 3
     assert index.row(2)["example_id"] == 2
+
+
+def test_columns_in_blocks_are_those_in_one_piece(tmp_path, monkeypatch):
+    """Also a metric and a name that come late, and lines between which others are empty."""
+    made = [*rows(*range(10)), *(row | {"metrics": {"late": 0.5}, "task": "late"} for row in rows(*range(10, 20)))]
+    for name, write in (("journal", journal), ("plain", plain_lines)):
+        file = tmp_path / name
+        write(file, made)
+        whole, blocks = RowIndex(file), RowIndex(file)
+        whole.read()
+        monkeypatch.setattr("verifiers.results.index.BLOCK_ROWS", 3)
+        blocks.read()
+        monkeypatch.undo()
+        assert (len(whole.marks), [mark.num_rows for mark in blocks.marks]) == (0, [3, 6, 9, 12, 15, 18])
+        for one, other in ((whole.columns, blocks.columns), (whole.metrics, blocks.metrics)):
+            assert {name: str(list(values)) for name, values in one.items()} == {
+                n: str(list(v)) for n, v in other.items()
+            }
+        assert [str(blocks.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
+        assert [str(blocks.row(n)["answer"]) for n in range(20)] == [str(row["answer"]) for row in made]
+
+
+def plain_lines(path, rows):
+    path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
+    chance = random.Random(seed)
+    kind = chance.choice("dqQiI")
+    sizes = {"d": 2**40, "q": 2**62, "Q": 2**63, "i": 2**31 - 1, "I": 2**32 - 1}
+    high = chance.choice([0, 1, 100, 30_000, sizes[kind]])
+    low = 0 if kind in "QI" else -high
+    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1] if kind == "d" else []
+    column, expected = NumberColumn(kind), []
+    for _ in range(60):
+        value = chance.choice(special) if special and chance.random() < 0.3 else chance.randint(low, high)
+        expected.append(float(value) if kind == "d" else value)
+        column.append(value)
+        if chance.random() < 0.1:
+            column.seal()
+    places = [chance.randrange(60) for _ in range(30)]
+    assert str(list(column)) == str(column[:]) == str(np.asarray(column).tolist()) == str(expected)
+    assert str([column[n] for n in range(-60, 60)]) == str([expected[n] for n in range(-60, 60)])
+    assert str(column[7:-3:2]) == str(expected[7:-3:2])
+    assert str(column.at(np.array(places)).tolist()) == str([expected[n] for n in places])
+    assert str(list(Selection(column, np.array(places)))) == str([expected[n] for n in places])
+    with pytest.raises(IndexError):
+        column[60]
+
+
+def test_the_index_of_many_rollouts_is_small(tmp_path):
+    file = tmp_path / "results.jsonl"
+    with Journal.open(file) as opened:
+        for start in range(0, 40_000, 1_000):
+            keys = [f"{n * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128:032x}" for n in range(start, start + 1_000)]
+            opened.append_sync(
+                [{"example_id": n, "rollout_key": key, "example_hash": key, "sibling": 0, "prompt": "q",
+                  "completion": "a", "reward": n % 7 / 7, "metrics": {"exact": n % 2}, "timing": {"total_ms": n / 3},
+                  "token_usage": {"input_tokens": n % 100, "output_tokens": n % 90}}
+                 for n, key in enumerate(keys, start)]
+            )  # fmt: skip
+
+    def bytes_per_row(block_rows):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
+            tracemalloc.start()
+            index = RowIndex(file)
+            index.read()
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        return held / len(index)
+
+    assert bytes_per_row(4_000) < 80 < 150 < bytes_per_row(40_001)  # the negative control holds 64 bits of each number
 
 
 def test_a_file_is_read_in_pieces(tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
+import pickle
 import socket
 import threading
 import time
 import traceback
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -20,7 +23,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import single_turn
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
-from verifiers.clients.reply import decode, to_response
+from verifiers.clients.reply import TokenTexts, Vocabulary, decode, to_response
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -35,6 +38,7 @@ from verifiers.errors import (
     VerifiersError,
 )
 from verifiers.results import trajectory_rows
+from verifiers.results.outputs import json_ready
 from verifiers.results.token_rows import merge_turns
 from verifiers.rollouts.state import TrajectoryStep, record_tokens, turns_of
 from verifiers.testing import Behaviour, FakeServer
@@ -131,12 +135,36 @@ async def test_the_texts_of_tokens_are_held_once_and_their_logprobs_in_eight_byt
     def response(body: bytes) -> Response:
         return to_response(decode(body, "here"), ModelRequest([], "m", {}), "here")
 
-    bound = 256 * 20 + 4000  # a reference and eight bytes per token, and the response
+    bound = 256 * 12 + 4000  # the number of a text and eight bytes per token, and the response
     assert growth_per_response(response) < bound
     assert growth_per_response(lambda body: decode(body, "here")) > 2 * bound
     sampled = response(body(0)).token_logprobs
     assert sampled["texts"][:2] == [" word0", " word1"]
     assert list(sampled["logprobs"][:2]) == [-0.12345, -0.12445]
+
+
+async def test_the_texts_of_tokens_are_a_list_to_whoever_reads_them():
+    content = [{"token": text, "logprob": -0.5} for text in ("a", "b", "a")]
+    body = {"choices": [{"message": {"content": "x"}, "logprobs": {"content": content}, "token_ids": [1, 2, 1]}]}
+    read = to_response(decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), TOKENS, "here")
+    assert read.token_logprobs is None  # a trainer names tokens by their ids
+    asked = ModelRequest([], "m", {})
+    read = to_response(decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), asked, "here")
+    texts, values = read.token_logprobs["texts"], read.token_logprobs["logprobs"]
+    assert texts == ["a", "b", "a"]
+    assert texts != ["a", "b", "b"]
+    assert [texts[-1], texts[:2], list(texts), len(texts), "b" in texts] == ["a", ["a", "b"], ["a", "b", "a"], 3, True]
+    assert pickle.loads(pickle.dumps(texts)) == copy.deepcopy(texts) == texts
+    assert json_ready(read.token_logprobs) == {"texts": ["a", "b", "a"], "logprobs": [-0.5, -0.5, -0.5]}
+    assert np.shares_memory(read.tokens.completion_logprobs, np.frombuffer(values)), "the numbers are held twice"
+
+
+def test_a_vocabulary_of_many_texts_and_threads_has_each_once():
+    vocabulary, words = Vocabulary(), [str(n) for n in range(70_000)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), [0, 20_000, 40_000, 60_000]))
+    assert [texts == words[-len(texts) :] for texts in found] == [True] * 4
+    assert sorted(vocabulary.texts) == sorted(words)
 
 
 async def test_tokens_are_read_from_every_place_where_servers_put_them():

@@ -115,6 +115,25 @@ def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(tm
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(("late", "num_reads"), [({}, 1), ({"board": "x"}, 2), ({"answer": 7}, 2)])
+def test_a_parquet_file_is_written_in_one_reading_unless_later_rollouts_have_other_types(
+    tmp_path, monkeypatch, late, num_reads
+):
+    from pyarrow import parquet
+
+    from verifiers.results import outputs
+
+    monkeypatch.setattr(outputs, "BATCH_SIZE", 2)
+    made, reads = [outputs.row_from_disk(disk_row(number, 0.5, 0)) for number in range(6)], []
+    made[4] |= late
+    outputs.save(lambda: reads.append(1) or iter(made), {}, tmp_path / "rows.parquet")
+    table = parquet.read_table(tmp_path / "rows.parquet")
+    assert (len(reads), len(table)) == (num_reads, 6)
+    for name, value in late.items():
+        assert table[name][4].as_py() == str(value)
+        assert table[name][0].as_py() != str(value)
+
+
 def test_the_numbers_of_a_file_of_long_texts_take_little_memory(tmp_path, load):
     long = [disk_row(example, 0.5, 0) for example in range(300)]
     for row in long:

@@ -45,12 +45,14 @@ def environment(count=8, grouped=False, reverse=False):
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact, length] if grouped else [exact]))
 
 
-def evaluate(folder, env, client, is_large, **options):
+def evaluate(folder, env, client, is_large, block_rows=5, **options):
     """A saved run whose rollouts are, or are not, held."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr("verifiers.runs.runner.LARGE_PLAN", 0)
             patch.setattr("verifiers.data.examples.MAX_HELD", 0)
+            patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
+            patch.setattr("verifiers.runs.large_store.READ_EVERY", 2)
         results = env.evaluate(
             client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
         )
@@ -178,6 +180,51 @@ def test_a_journal_that_lost_its_end_is_run_again_there(tmp_path):
     assert len({row["rollout_key"] for row in read_journal(file)}) == 16
 
 
+@pytest.mark.parametrize(("block_rows", "num_read"), [(4, 2), (100, 14)])  # the second: the negative control
+def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(tmp_path, monkeypatch, block_rows, num_read):
+    before = content(evaluate(tmp_path, environment(), model(), is_large=True, block_rows=block_rows))
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-2]))
+    read, add, client = [], index_file.RowIndex._add, model()
+    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
+    results = evaluate(tmp_path, environment(), client, is_large=True, block_rows=block_rows)
+    assert (len(read), len(client.requests)) == (num_read + 2, 2)  # the two new ones are indexed as well
+    assert content(results)[1:] == before[1:]
+    assert len(index_file.open_index(file)) == 16
+    assert len(read) == num_read + 2, "the index was not kept"
+
+
+def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
+    """So that a killed run has it: this one is copied in the middle."""
+    copies = []
+
+    def copy(*_):
+        copies.append(tmp_path / f"copy-{len(copies)}")
+        shutil.copytree(tmp_path / "run", copies[-1])
+
+    whole = evaluate(tmp_path / "run", environment(), model(), True, block_rows=4, on_progress=copy, max_concurrent=1)
+    sizes = [(each / INDEX_NAME).stat().st_size if (each / INDEX_NAME).exists() else 0 for each in copies]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 4  # none, and one to three blocks of four; the last is written at the end
+    read, add = [], index_file.RowIndex._add
+    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
+    results = evaluate(copies[13], environment(), model(), True, block_rows=4)
+    assert len(read) == 16 - 12
+    assert content(results)[1:] == content(whole)[1:]
+
+
+def test_names_that_come_late_are_in_the_kept_index(tmp_path):
+    evaluate(tmp_path, environment(), model(failing={5}), True, block_rows=4, max_concurrent=1)
+    evaluate(tmp_path, environment(10), model(failing={9}), True, block_rows=4, max_concurrent=1)
+    kept = index_file.open_index(tmp_path / "results.jsonl")
+    (tmp_path / INDEX_NAME).unlink()
+    read = index_file.open_index(tmp_path / "results.jsonl")
+    assert (kept.num_kept, read.num_kept) == (5, 0)
+    for one, other in ((kept.columns, read.columns), (kept.metrics, read.metrics), (kept.usage, read.usage)):
+        assert {name: str(list(values)) for name, values in one.items()} == {n: str(list(v)) for n, v in other.items()}
+    assert set(kept.columns["error"]) == {None, "ModelUnavailable"}
+
+
 def test_a_line_without_a_key_is_refused(tmp_path):
     from verifiers.storage.journal import Journal
 
@@ -241,7 +288,7 @@ def test_an_index_that_covers_the_journal_is_not_written_again(tmp_path):
     resumed(tmp_path)
     assert (tmp_path / INDEX_NAME).stat() == before
     evaluate(tmp_path, environment(10), model(), is_large=True)  # negative control
-    assert (tmp_path / INDEX_NAME).stat().st_ino != before.st_ino
+    assert (tmp_path / INDEX_NAME).stat() != before
 
 
 def test_one_rollout_is_read_with_the_advantages_of_its_group_alone(tmp_path, monkeypatch):

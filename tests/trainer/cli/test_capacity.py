@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, read_run
+from verifiers_trainer.cli.throughput import StepTime
 from verifiers_trainer.cli.train import train_command
 from verifiers_trainer.engines.embedded import engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -38,6 +39,7 @@ def test_an_earlier_run_by_hand(earlier):
         "surplus": 2.0,
         "train_tokens_per_s": 30.0,
         "sampled_tokens_per_s": 10.0,  # 80 tokens in 8 s of waiting
+        "sampled_batch": 4.0,
         "sync_s": 0.5,
         "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
     }
@@ -55,11 +57,18 @@ def test_measured_before_setting_and_given_before_measured(earlier):
 
 
 def test_the_prediction_of_the_run_itself_is_its_step(earlier):
-    plan = capacity_plan([*WORDS, "--trainer.args.batch_size", "16", "--trainer.args.share_prompts", "false"],
-                         run=str(earlier))  # fmt: skip
-    assert plan.time.generate_s == pytest.approx(16 * 2 * 5 / 10)
-    assert plan.time.train_s == pytest.approx(16 * 15 / 30)
-    assert plan.time.step_s == pytest.approx(16 + 8 + 0.5 + 1.5)
+    def of_batch(size: int) -> StepTime:
+        words = (
+            f"--trainer.args.batch_size {size} --trainer.args.rollouts_per_example 4 --trainer.args.share_prompts false"
+        )
+        return capacity_plan([*WORDS, *words.split()], run=str(earlier)).time
+
+    itself = of_batch(4)
+    assert itself.generate_s == pytest.approx(4 * 2 * 5 / 10)
+    assert itself.train_s == pytest.approx(4 * 15 / 30)
+    assert itself.step_s == pytest.approx(4 + 2 + 0.5 + 1.5)
+    assert of_batch(16).train_s == pytest.approx(4 * itself.train_s)
+    assert itself.generate_s < of_batch(16).generate_s < 4 * itself.generate_s  # more decode at a time
 
 
 def test_the_builtin_models_have_these_sizes():

@@ -9,6 +9,7 @@ from verifiers_trainer.cli.throughput import (
     DeviceSpeed,
     MeasuredSpeed,
     Placement,
+    PlannedRun,
     Training,
     Workload,
     best_split,
@@ -34,6 +35,10 @@ ALL = Training()
 SERVER = Placement(trainers=1, samplers=1, link_bytes_per_s=1e4, sync_bytes_per_s=1e4)
 
 
+def planned(work: Workload = WORK, placement: Placement = SERVER, measured: MeasuredSpeed | None = None) -> PlannedRun:
+    return PlannedRun(SMALL, DEVICE, work, ALL, placement, measured or MeasuredSpeed())
+
+
 def near(value: float) -> object:
     return pytest.approx(value, rel=1e-9)
 
@@ -54,7 +59,7 @@ def test_the_number_of_weights_is_that_of_the_published_model(model, parameters)
 def test_sizes_by_hand():
     assert SMALL.parameters == 10 * 4 + 2 * (16 + 8 + 8 + 16 + 96 + 8) + 4 == 348
     assert SMALL.adapter_parameters(3) == 2 * 3 * (8 + 6 + 6 + 8 + 12 + 12 + 12)
-    assert SMALL.kv_bytes == 16  # keys and values, two layers, two wide, two bytes each
+    assert SMALL.kv_numbers == 8  # keys and values, two layers, two wide
 
 
 def test_an_adapter_has_the_weights_that_peft_adds():
@@ -94,7 +99,7 @@ def test_decoding_reads_weights_and_cache_or_multiplies():
 
 def test_generation_by_hand():
     seconds, concurrent = generate_s(SMALL, DEVICE, WORK, SERVER)
-    busy = 4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 6 / 5e5
+    busy = 4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5  # two siblings share a prompt of 6
     assert (seconds, concurrent) == (near(4 * busy / 8), near(8))  # two batches are in flight
     assert generate_s(SMALL, DEVICE, replace(WORK, surplus=3.0), SERVER)[0] == near(3 * seconds)
 
@@ -105,7 +110,7 @@ def test_rollouts_that_wait_are_bounded_by_how_many_are_in_flight():
     assert seconds == pytest.approx(1000 * 4 / 8, rel=1e-3)
     assert concurrent < 0.01
     assert generate_s(SMALL, DEVICE, slow, replace(SERVER, in_flight=2))[0] == pytest.approx(2000, rel=1e-3)
-    assert step_time(SMALL, DEVICE, slow, ALL, SERVER).bottleneck == "the environment"
+    assert step_time(planned(slow)).bottleneck == "the environment"
 
 
 def test_a_small_cache_bounds_how_many_decode_together():
@@ -118,42 +123,92 @@ def test_a_small_cache_bounds_how_many_decode_together():
 
 
 def test_generation_and_training_overlap_only_on_devices_of_their_own():
-    overlapped = step_time(SMALL, DEVICE, WORK, ALL, SERVER)
+    overlapped = step_time(planned())
     generation, training, sync = overlapped.generate_s, overlapped.train_s, 2 * 348 / 1e4
     assert overlapped.step_s == near(max(generation, training) + sync)
     assert overlapped.bottleneck == "training"
-    assert step_time(SMALL, DEVICE, WORK, ALL, replace(SERVER, samplers=0)).step_s == near(generation + training)
-    alternating = step_time(SMALL, DEVICE, WORK, ALL, replace(SERVER, off_policy=0))
+    assert step_time(planned(placement=replace(SERVER, samplers=0))).step_s == near(generation + training)
+    alternating = step_time(planned(placement=replace(SERVER, off_policy=0)))
     assert alternating.step_s == near(alternating.generate_s + training + sync)
     assert alternating.generate_s > generation  # half as many in flight
 
 
 def test_measured_speeds_replace_the_formulas():
     measured = MeasuredSpeed(train_tokens_per_s=14, sampled_tokens_per_s=2, sync_s=0.25, other_s=0.5)
-    time = step_time(SMALL, DEVICE, replace(WORK, surplus=2.0), ALL, replace(SERVER, samplers=4), measured)
+    time = step_time(planned(replace(WORK, surplus=2.0), replace(SERVER, samplers=4), measured))
     assert (time.generate_s, time.train_s) == (near(4 * 2 * 4 / 8), near(2.0))
     assert time.step_s == near(4.0 + 0.25 + 0.5)
     assert time.bottleneck == "generation"
 
 
+def test_measured_speeds_are_those_of_as_many_rollouts_at_a_time():
+    """By hand: the ratio of two predictions, of rollouts of 6 and 4 tokens that decode 2 x batch at a time."""
+
+    def generated_s(batch):
+        at_a_time = 2 * batch
+        decode = (2 * 348 + at_a_time * (6 + 4 / 2) * 8 * 2) / (1e5 * 0.5) + 0.01
+        prompts = at_a_time * (6 / 2) * 2 * 348 / (1e6 * 0.5)
+        return batch * (4 * decode + prompts) / at_a_time
+
+    measured = MeasuredSpeed(sampled_tokens_per_s=2, sampled_batch=4)
+    of_itself = step_time(planned(measured=measured)).generate_s
+    assert of_itself == near(4 * 4 / 2)
+    larger = step_time(planned(replace(WORK, batch_size=16), measured=measured)).generate_s
+    assert larger == near(16 * 4 / 2 * (generated_s(16) / 16) / (generated_s(4) / 4))
+    assert larger < 4 * of_itself  # and of a run whose batch is not known:
+    unknown = replace(measured, sampled_batch=None)
+    assert step_time(planned(replace(WORK, batch_size=16), measured=unknown)).generate_s == near(4 * of_itself)
+    wasteful = planned(replace(WORK, surplus=3.0), measured=measured)
+    assert step_time(wasteful).generate_s == near(3 * of_itself)
+
+
+def test_a_cpu_computes_in_32_bits_and_one_thing_after_the_other():
+    cpu = replace(DEVICE, is_accelerator=False, row_overhead_s=3.0)
+    assert decode_s(SMALL, cpu, 8, 8) == near(4 * (348 + 8 * 8 * 8) / 5e4 + 2 * 348 * 8 / 5e5 + 0.01)
+    flops = 6 * 348 + 3 * (2 * 2 * 4 * 2 * 10)  # a token attends to the ten of its row
+    seconds = 28 * flops / 5e5 + 3 * 3.0 + 28 * 348 / 1e5
+    assert train_s(SMALL, cpu, WORK, Training(row_tokens=10), Placement()) == near(seconds)
+    memory = trainer_memory(SMALL, cpu, Training(rank=1, row_tokens=100), Placement())
+    assert memory["weights"] == 4 * (SMALL.adapter_parameters(1) + 348)
+    assert sampler_memory(SMALL, cpu, WORK, SERVER) == {"weights": 4 * 348, "key/value cache": near(8 * 10 * 8 * 4)}
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "generated_s", "trained_s"),
+    [(16, 3.31, 4.31), (32, 5.48, 9.24)],  # 24 sampled tokens each
+)
+def test_a_model_of_135_million_weights_takes_what_was_measured(rollouts, generated_s, trained_s):
+    """CPU seconds of one core, medians of three steps of ``builtin:smollm2-135m`` with LoRA (docs/scale.md)."""
+    model = Architecture(30, 576, 1536, 9, 3, 64, 49152)
+    cpu = DeviceSpeed(flops=2e11, bytes_per_s=2e10, memory=2e10, is_accelerator=False)
+    work = Workload(batch_size=rollouts, group_size=8, prompt_tokens=73, completion_tokens=23)
+    run = PlannedRun(model, cpu, work, Training(rank=16, row_tokens=512), Placement(off_policy=0))
+    time = step_time(run)
+    assert (time.generate_s, time.train_s) == (
+        pytest.approx(generated_s, rel=0.15),
+        pytest.approx(trained_s, rel=0.25),
+    )
+    assert time.bottleneck == "training"
+
+
 def test_memory_by_hand():
-    memory = trainer_memory(SMALL, Training(row_tokens=100), Placement())
+    memory = trainer_memory(SMALL, DEVICE, Training(row_tokens=100), Placement())
     assert memory["weights"] + memory["gradients"] + memory["optimizer"] == 16 * 348
     assert memory["activations"] == 34 * 4 * 2 * 100 + 4 * 10 * 100
     adapter = SMALL.adapter_parameters(1)
-    lora = trainer_memory(SMALL, Training(rank=1), Placement(trainers=2, shards=True))
+    lora = trainer_memory(SMALL, DEVICE, Training(rank=1), Placement(trainers=2, shards=True))
     assert lora["weights"] + lora["gradients"] + lora["optimizer"] == near((16 * adapter + 2 * 348) / 2)
     assert (sync_bytes(SMALL, ALL), sync_bytes(SMALL, Training(rank=1))) == (2 * 348, 4 * adapter)
-    recomputed = trainer_memory(SMALL, Training(row_tokens=100, checkpointing=True), Placement())
+    recomputed = trainer_memory(SMALL, DEVICE, Training(row_tokens=100, checkpointing=True), Placement())
     assert recomputed["activations"] < memory["activations"]
 
 
 def test_the_best_split_is_the_fastest_of_all():
     work = replace(WORK, batch_size=12)
     whole = replace(SERVER, trainers=1, samplers=5)
-    split, best = best_split(SMALL, DEVICE, work, ALL, whole)
+    split, best = best_split(planned(work, whole))
     times = {
-        count: step_time(SMALL, DEVICE, work, ALL, replace(whole, trainers=count, samplers=6 - count)).step_s
+        count: step_time(planned(work, replace(whole, trainers=count, samplers=6 - count))).step_s
         for count in (1, 2, 3, 4)  # 5 does not divide the batch
     }
     assert best.step_s == min(times.values()) == times[split.trainers]

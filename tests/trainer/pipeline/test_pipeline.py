@@ -76,6 +76,18 @@ def test_what_runs_at_once_follows_from_the_lag(lag):
         assert source.pipeline.state.next_index == begun + 2
 
 
+@pytest.mark.parametrize(("max_steps", "num_new"), [(2, 0), (3, 2), (-1, 2)])  # the last two: negative controls
+def test_no_rollout_is_started_with_the_policy_after_the_last_step(max_steps, num_new):
+    policy = Policy()
+    with pipeline(policy, max_off_policy_steps=0, max_steps=max_steps) as source:
+        steps(source, policy, 2)
+        source.settle()
+        assert source.pipeline.state.next_index == 4 + num_new
+        state = source.snapshot()
+    with pipeline(policy, None, 2, state, max_off_policy_steps=0, max_steps=4) as source:  # a resumed, longer run
+        assert sorted(indices(source.next_batch())) == [4, 5]
+
+
 def test_no_more_than_max_concurrent_rollouts_are_in_flight():
     policy = Policy(delay=lambda request: 0.002)
     with pipeline(policy, max_off_policy_steps=2, max_concurrent=9) as source:

@@ -10,8 +10,10 @@ HTTP is in ``http`` and retries are in ``retry``.
 from __future__ import annotations
 
 import json
-import sys
+import threading
+import weakref
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -113,8 +115,8 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     message = _message(choice, where)
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
-    version = _versions(choice, completion)
-    tokens = _tokens(completion, choice, version)
+    version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
+    tokens = _tokens(completion, choice, logprobs, version)
     if request.require_tokens and not isinstance(tokens, ResponseTokens):
         name, reason = tokens
         raise MalformedResponse(f"{where} answered without usable {name}: {reason}", field=name)
@@ -124,7 +126,7 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
         usage=_usage(completion.usage),
         tokens=tokens if isinstance(tokens, ResponseTokens) else None,
         tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
-        token_logprobs=None if request.require_tokens else _by_text(choice.logprobs),
+        token_logprobs=None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs),
         version=int(np.min(version)),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
@@ -176,44 +178,111 @@ def _count(details: object, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _by_text(logprobs: Logprobs | None) -> dict[str, Any] | None:
+class Vocabulary:
+    """Different texts of tokens, each with a number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def numbers(self, texts: Sequence[str]) -> array[int]:
+        """The numbers of these texts, two bytes each where that is enough; new ones are added."""
+        with self._lock:  # responses of one model may be read in several threads
+            for text in texts:
+                if text not in self._numbers:
+                    self._numbers[text] = len(self.texts)
+                    self.texts.append(text)
+            found = [self._numbers[text] for text in texts]
+        return array("H" if max(found, default=0) < 2**16 else "I", found)
+
+
+class TokenTexts(Sequence[str]):
+    """The texts of sampled tokens: their numbers in a vocabulary that the responses of a model share.
+
+    >>> texts = TokenTexts(["a", "b", "a"], Vocabulary())
+    >>> texts == ["a", "b", "a"], texts[1], texts[1:]
+    (True, 'b', ['b', 'a'])
+    """
+
+    __slots__ = ("_numbers", "_vocabulary")
+
+    def __init__(self, texts: Sequence[str], vocabulary: Vocabulary):
+        self._numbers, self._vocabulary = vocabulary.numbers(texts), vocabulary
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.tolist()[place] if isinstance(place, slice) else self._vocabulary.texts[self._numbers[place]]
+
+    def __eq__(self, other: object) -> bool:
+        return self.tolist() == (other.tolist() if isinstance(other, TokenTexts) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        return repr(self.tolist())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.tolist(),)
+
+    def tolist(self) -> list[str]:
+        """The texts, for JSON."""
+        return [self._vocabulary.texts[number] for number in self._numbers]
+
+
+_VOCABULARIES: weakref.WeakValueDictionary[str, Vocabulary] = weakref.WeakValueDictionary()
+"""Name of a model -> its vocabulary, for as long as a response refers to it."""
+
+
+def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
+    """The log-probability of each sampled token; None where one is no number."""
+    if logprobs is None:
+        return array("d")
+    content = logprobs.content
+    values = (logprobs.token_logprobs or []) if content is None else [entry.logprob for entry in content]
+    return array("d", values) if all(isinstance(value, int | float) for value in values) else None
+
+
+def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[float] | None) -> dict[str, Any] | None:
     """The sampled tokens by their texts; None where the server gave none, or names them by their ids.
 
-    A rollout holds them for as long as its results are held: equal texts are one object, and numbers take 8 bytes.
+    A rollout holds them for as long as its results are held: each different text is held once, and the numbers are
+    those of the token data.
     """
-    if logprobs is None:
+    if logprobs is None or values is None:
         return None
-    if logprobs.content is not None:
-        texts, values = [entry.token for entry in logprobs.content], [entry.logprob for entry in logprobs.content]
-    else:
-        texts, values = logprobs.tokens or [], logprobs.token_logprobs or []
+    content = logprobs.content
+    texts = (logprobs.tokens or []) if content is None else [entry.token for entry in content]
     are_texts = all(isinstance(text, str) and not text.startswith("token_id:") for text in texts)
-    are_numbers = all(isinstance(value, int | float) for value in values)
-    if not (are_texts and are_numbers and 0 < len(texts) == len(values)):
+    if not (are_texts and 0 < len(texts) == len(values)):
         return None
-    return {"texts": [sys.intern(text) for text in texts], "logprobs": array("d", values)}
+    vocabulary = _VOCABULARIES.setdefault(str(completion.model), Vocabulary())
+    return {"texts": TokenTexts(texts, vocabulary), "logprobs": values}
 
 
-def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:
+def _tokens(
+    completion: Completion, choice: Choice, logprobs: array[float] | None, version: int | np.ndarray
+) -> ResponseTokens | tuple[str, str]:
     """Return the token data if complete, else (incomplete field, reason)."""
     prompt_ids = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
     if prompt_ids is None:
         return "prompt_ids", "prompt_token_ids is absent (does the server know return_token_ids?)"
-    logprobs = choice.logprobs or Logprobs()
-    completion_ids = choice.token_ids if choice.token_ids is not None else _ids_in_logprobs(logprobs)
+    completion_ids = (
+        choice.token_ids if choice.token_ids is not None else _ids_in_logprobs(choice.logprobs or Logprobs())
+    )
     if completion_ids is None:
         return "completion_ids", "token_ids is absent (does the server know return_token_ids?)"
-    if logprobs.content is not None:
-        sampled = [entry.logprob for entry in logprobs.content]
-    else:
-        sampled = logprobs.token_logprobs or []
-    if len(sampled) != len(completion_ids):
-        return "completion_logprobs", f"{len(sampled)} log-probabilities for {len(completion_ids)} tokens"
+    if logprobs is None:
+        return "completion_logprobs", "a log-probability is not a number"
+    if len(logprobs) != len(completion_ids):
+        return "completion_logprobs", f"{len(logprobs)} log-probabilities for {len(completion_ids)} tokens"
     try:
-        values = np.array(sampled, dtype=np.float64)
         arrays = np.array(prompt_ids, dtype=np.int32), np.array(completion_ids, dtype=np.int32)
     except (ValueError, TypeError, OverflowError) as error:
         return "completion_logprobs", str(error)
+    values = np.frombuffer(logprobs) if logprobs else np.empty(0)
     if not np.isfinite(values).all():
         return "completion_logprobs", "a log-probability is not finite"
     return ResponseTokens(*arrays, values, version)

@@ -672,7 +672,7 @@ class Environment(Identified):
             trajectory_id=state["trajectory_id"],
             previous=previous,
             timing=dict(state["timing"]),
-            extras=None if response.token_logprobs is None else {"logprobs": dict(response.token_logprobs)},
+            extras=None if response.token_logprobs is None else {"logprobs": response.token_logprobs},
         )
         if truncated:
             state["is_truncated"] = True

@@ -1,44 +1,150 @@
-"""Columns of an index in little memory: 8 bytes for a number, 4 for one of few names, 16 for the key of a rollout.
+"""Columns of an index in little memory: 0 to 8 bytes for a number or one of few names, 16 for the key of a rollout.
 
-All are appended to, and read like lists; a slice is a list.
+All are appended to, and read like lists; a slice is a list. What was appended is held in 4 or 8 bytes, until ``seal``
+makes a block of it, in the smallest type that holds each of its values; a block of equal values takes no memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from array import array
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 _HASH_DIGITS = 16
 _KEY_DIGITS = 32
+_SMALLER = {"d": "bhif", "Q": "I", "q": "bhi", "i": "bh", "I": "BH"}
+"""Type of a column -> smaller types of a block, in which it is held when every value survives."""
+_SELECTED = 2**14
+"""Values of a selection that are in memory at a time."""
+
+
+class NumberColumn(Sequence[Any]):
+    """Numbers of one type: ``d`` (NaN where one is unknown) or a type of integers, as ``array`` names them.
+
+    >>> column = NumberColumn("d", [0.5, 2.0])
+    >>> column.seal()
+    >>> column.append(7.0)
+    >>> column[:], column[-1], [block.dtype.str for block in column.blocks]
+    ([0.5, 2.0, 7.0], 7.0, ['<f4'])
+    """
+
+    def __init__(self, typecode: str, values: Iterable[float] = ()):
+        self.typecode = typecode
+        self._parts: tuple[list[np.ndarray], list[int], array[Any]] = [], [], array(typecode, values)
+        """Blocks, the number of values up to the end of each, and what follows; replaced at once for other threads."""
+
+    @property
+    def blocks(self) -> list[np.ndarray]:
+        """What is sealed."""
+        return self._parts[0]
+
+    def append(self, value: float) -> None:
+        """Add a number at the end."""
+        self._parts[2].append(value)
+
+    def set_blocks(self, blocks: Sequence[np.ndarray]) -> None:
+        """Replace all numbers by those of these blocks."""
+        ends = list(itertools.accumulate(map(len, blocks)))
+        self._parts = list(blocks), ends, array(self.typecode)
+
+    def seal(self) -> None:
+        """Make a block of what was appended since the last one."""
+        blocks, ends, tail = self._parts
+        if len(tail):
+            self._parts = [*blocks, _smallest(np.array(tail), self.typecode)], [*ends, len(self)], array(self.typecode)
+
+    def __len__(self) -> int:
+        _, ends, tail = self._parts
+        return (ends[-1] if ends else 0) + len(tail)
+
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            return self._values(start, stop).tolist() if step == 1 else [self[n] for n in range(start, stop, step)]
+        blocks, ends, tail = self._parts
+        place = place + len(self) if place < 0 else place
+        number = bisect_right(ends, place)
+        inside = place - (ends[number - 1] if number else 0)
+        if number == len(blocks):
+            return tail[inside]
+        value = blocks[number][inside].item()
+        return float(value) if self.typecode == "d" else value
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self.arrays():
+            yield from part.tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._values(0, len(self)).astype(dtype or self.typecode, copy=False)
+
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers at some places, an integer array: as an array."""
+        blocks, ends, tail = self._parts
+        found = np.empty(len(rows), dtype=self.typecode)
+        for start in range(0, len(rows), _SELECTED):  # near rows are in few blocks
+            some, into = rows[start : start + _SELECTED], found[start : start + _SELECTED]
+            where = np.searchsorted(ends, some, side="right")
+            for number in np.flatnonzero(np.bincount(where)).tolist():
+                is_here = where == number
+                inside = some[is_here] - (ends[number - 1] if number else 0)
+                into[is_here] = (blocks[number] if number < len(blocks) else np.array(tail))[inside]
+        return found
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        """The blocks and the rest, of the column's type; only one is in memory."""
+        blocks, _, tail = self._parts
+        yield from (block.astype(self.typecode) for block in blocks)
+        if len(tail):
+            yield np.array(tail)
+
+    def _values(self, start: int, stop: int) -> np.ndarray:
+        found, first = np.empty(max(0, stop - start), dtype=self.typecode), 0
+        blocks, _, tail = self._parts
+        for part in (*blocks, np.array(tail)):
+            low, high = max(start, first), min(stop, first + len(part))
+            if low < high:
+                found[low - start : high - start] = part[low - first : high - first]
+            first += len(part)
+        return found
+
+
+def _smallest(values: np.ndarray, typecode: str) -> np.ndarray:
+    """The values in the smallest type that holds each of them; equal ones as a view of one."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        for smaller in _SMALLER[typecode]:
+            fewer = values.astype(smaller)
+            if np.array_equal(fewer.astype(typecode), values, equal_nan=typecode == "d"):
+                values = fewer
+                break
+    repeated = np.broadcast_to(values[:1].copy(), values.shape)
+    return repeated if np.array_equal(values, repeated, equal_nan=values.dtype.kind == "f") else values
 
 
 class NameColumn(Sequence["str | None"]):
     """Names of which few are different; None where there is none.
 
     >>> column = NameColumn(["stop", None, "stop"])
-    >>> column[:], column.codes.tolist(), column.names
+    >>> column[:], column.codes[:], column.names
     (['stop', None, 'stop'], [0, -1, 0], ['stop'])
     """
 
     def __init__(self, values: Iterable[str | None] = ()):
         self.names: list[str] = []
-        self.codes = array("i")
+        self.codes = NumberColumn("i")
         self._code: dict[str | None, int] = {None: -1}
         for value in values:
             self.append(value)
 
-    @classmethod
-    def of_codes(cls, names: Sequence[str], codes: array[int]) -> NameColumn:
-        """The column with these distinct names, and these codes: indices of names, -1 for None."""
-        column = cls()
-        column.names, column.codes = list(names), codes
-        column._code |= {name: code for code, name in enumerate(names)}
-        return column
+    def set_names(self, names: Sequence[str]) -> None:
+        """Replace the distinct names."""
+        self.names = list(names)
+        self._code = {None: -1} | {name: code for code, name in enumerate(names)}
 
     def append(self, value: str | None) -> None:
         """Add a name at the end."""
@@ -69,8 +175,8 @@ class HashColumn(Sequence["str | None"]):
     """
 
     def __init__(self, values: Iterable[str | None] = ()):
-        self.digits = array("Q")
-        self.numbers = array("I")
+        self.digits = NumberColumn("Q")
+        self.numbers = NumberColumn("I")
         """1 for an example, n for the n-th of equal content, 0 for None."""
         self.others: dict[int, str] = {}
         """Place -> a text that is no hash, in files of other programs."""
@@ -109,7 +215,7 @@ class HashColumn(Sequence["str | None"]):
     @property
     def is_plain(self) -> bool:
         """Whether ``digits`` alone tell all examples apart."""
-        return not self.others and set(self.numbers) == {1}
+        return not self.others and all((block == 1).all() for block in self.numbers.arrays())
 
 
 class KeyColumn:
@@ -123,7 +229,7 @@ class KeyColumn:
     """
 
     def __init__(self) -> None:
-        self.halves = array("Q"), array("Q")
+        self.halves = NumberColumn("Q"), NumberColumn("Q")
         self.first_missing: int | None = None
         """The number of the first row without a key."""
         self._order: Any = None
@@ -145,14 +251,15 @@ class KeyColumn:
         found = np.full(len(pairs), -1, dtype=np.int64)
         if not len(self) or not len(pairs):
             return found
-        order, high, low = self._sorted()
+        order, high = self._sorted()
+        low = self.halves[1]
         places = np.searchsorted(high, pairs[:, 0], side="right") - 1
         same_high = (places >= 0) & (high[places] == pairs[:, 0])
-        same = same_high & (low[places] == pairs[:, 1])
+        same = same_high & (low.at(order[places]) == pairs[:, 1])
         found[same] = order[places[same]]
         for each in np.flatnonzero(same_high & ~same):  # two keys that share their first half
             place = int(places[each])
-            while place >= 0 and high[place] == pairs[each, 0] and low[place] != pairs[each, 1]:
+            while place >= 0 and high[place] == pairs[each, 0] and low[int(order[place])] != pairs[each, 1]:
                 place -= 1
             if place >= 0 and high[place] == pairs[each, 0]:
                 found[each] = order[place]
@@ -167,16 +274,22 @@ class KeyColumn:
         """Numbers of the rows that a newer one replaces, in order."""
         if not len(self):
             return []
-        order, high, low = self._sorted()
-        same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-        return sorted(order[:-1][same].tolist())
+        order, high = self._sorted()
+        (places,) = np.nonzero(high[1:] == high[:-1])
+        low = self.halves[1]
+        older = order[places][low.at(order[places]) == low.at(order[places + 1])]
+        return sorted(older.tolist())
 
-    def _sorted(self) -> tuple[Any, Any, Any]:
-        """(row numbers ordered by key, then by row; both halves of their keys in this order)."""
+    def forget_order(self) -> None:
+        """Free what speeds up ``find``."""
+        self._order = None
+
+    def _sorted(self) -> tuple[Any, Any]:
+        """(row numbers ordered by key, then by row; the first halves of their keys in this order)."""
         if self._order is None or len(self._order[0]) != len(self):
-            high, low = (np.array(half, dtype=np.uint64) for half in self.halves)
-            order = np.lexsort((low, high))  # stable
-            self._order = order, high[order], low[order]
+            high, low = map(np.asarray, self.halves)
+            order = np.lexsort((low, high)).astype(np.int32 if len(self) < 2**31 else np.int64)  # stable
+            self._order = order, high[order]
         return self._order  # type: ignore[no-any-return]
 
 
@@ -200,18 +313,41 @@ def _halves(key: str) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
 
 
-Column: TypeAlias = "array[Any] | NameColumn | HashColumn | list[Any]"
+Column: TypeAlias = NumberColumn | NameColumn | HashColumn | list[Any]
 
 
-def select(column: Column, rows: np.ndarray) -> Any:
-    """The values of some rows, whose numbers are an integer array: an array of numbers, or a list of names.
+class Selection(Sequence[Any]):
+    """The values of some rows of a column, read when they are iterated; ``rows`` is an array of their numbers.
 
-    >>> select(array("d", [0.5, 1.0]), np.array([1, 0, 1])).tolist(), select(NameColumn(["stop"]), np.array([0, 0]))
-    ([1.0, 0.5, 1.0], ['stop', 'stop'])
+    >>> list(Selection(NumberColumn("d", [0.5, 1.0]), np.array([1, 0, 1])))
+    [1.0, 0.5, 1.0]
     """
-    if isinstance(column, array):
-        return array(column.typecode, np.array(column)[rows].tobytes())
-    if isinstance(column, NameColumn):
-        names = np.array([*column.names, None], dtype=object)
-        return names[np.array(column.codes)[rows]].tolist()
-    return [column[row] for row in rows.tolist()]
+
+    def __init__(self, column: Column, rows: np.ndarray):
+        self._column, self._rows = column, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return list(Selection(self._column, self._rows[place]))
+        return self._column[int(self._rows[place])]
+
+    def __iter__(self) -> Iterator[Any]:
+        column = self._column
+        for start in range(0, len(self._rows), _SELECTED):
+            rows = self._rows[start : start + _SELECTED]
+            if isinstance(column, NumberColumn):
+                yield from column.at(rows).tolist()
+            elif isinstance(column, NameColumn):
+                names = [*column.names, None]  # the code -1 is the last
+                yield from [names[code] for code in column.codes.at(rows).tolist()]
+            else:
+                yield from [column[row] for row in rows.tolist()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The numbers of a column of numbers. *Raises* TypeError for another."""
+        if not isinstance(self._column, NumberColumn):
+            raise TypeError("only a column of numbers is an array")
+        return self._column.at(self._rows).astype(dtype or self._column.typecode, copy=False)

@@ -4,28 +4,31 @@ Supports journals and plain JSON lines (runs of other versions, completions of a
 ``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
 rollout that was run again the newest counts. Text stays on disk and is read on demand.
 
-Uses about 200 bytes of memory per rollout. Changes no results; ``index_file`` keeps an index beside a large journal.
+Uses some 60 to 100 bytes of memory per rollout. Changes no results; ``index_file`` keeps an index beside a large
+journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import re
 import threading
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import numpy as np
 
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
-from verifiers.results.columns import HashColumn, KeyColumn, NameColumn
+from verifiers.results.columns import HashColumn, KeyColumn, NameColumn, NumberColumn
 from verifiers.results.outputs import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
@@ -94,8 +97,22 @@ class _Info(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Head)
 _TEXTS = msgspec.json.Decoder(_Texts)
 _INFO = msgspec.json.Decoder(_Info)
+BLOCK_ROWS = 2**14
+"""Rows after which the columns are sealed: their values are then held in smaller types."""
 MAX_VALUE_CHARS = 80
 """Length of a value of ``info`` that is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of a block of the columns, which is the end of a write."""
+
+    num_rows: int
+    """Rows up to there."""
+    end: int
+    """Bytes of the file up to there."""
+    checksum: int
+    """The CRC-32 of these bytes, of a journal."""
 
 
 class RowIndex:
@@ -114,23 +131,25 @@ class RowIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self.columns: dict[str, Any] = {name: array("d") for name in NUMBERS}
+        self.columns: dict[str, Any] = {name: NumberColumn("d") for name in NUMBERS}
         self.columns |= {name: NameColumn() for name in (*NAMES, *INNER_NAMES)}
-        self.columns |= {"example": array("q"), "key": HashColumn()}
-        self.metrics: dict[str, array[float]] = {}
-        self.usage: dict[str, array[float]] = {}
+        self.columns |= {"example": NumberColumn("q"), "key": HashColumn()}
+        self.metrics: dict[str, NumberColumn] = {}
+        self.usage: dict[str, NumberColumn] = {}
         """Counts of ``token_usage`` by name, NaN where a rollout has none."""
         self.keys = KeyColumn()
-        self.starts, self.ends = array("Q"), array("Q")
-        """Byte offsets of each line."""
+        self.ends = NumberColumn("Q")
+        """Byte offset of the end of each line."""
+        self.marks: list[Mark] = []
+        """The end of each block of the columns."""
         self.failure: JournalError | None = None
         """What stopped the reading: damage of the file, which stays in front of the rows after it."""
         self.generation = getattr(self, "generation", -1) + 1
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
         self.end, self.checksum = 0, 0
         """Bytes that were read; of a journal their CRC-32."""
-        self.kept_end = -1
-        """Bytes of the journal that the index beside it covers, -1 without one."""
+        self.num_kept, self.kept_bytes = 0, 0
+        """Blocks that the index beside the journal holds, and the bytes that they take there."""
         self._identity: tuple[int, int] | None = None
         self._size = 0
         self.is_journal: bool | None = None
@@ -173,52 +192,83 @@ class RowIndex:
                 return
             try:
                 for ends, bodies, checksum in self._writes():
-                    start = self.end
                     for end, body in zip(ends, bodies, strict=True):
                         if body:
                             self._add(body)
-                            self.starts.append(start)
                             self.ends.append(end)
-                        start = end
-                    self.end, self.checksum = start, checksum
+                    self.end, self.checksum = ends[-1], checksum
+                    if len(self) - (self.marks[-1].num_rows if self.marks else 0) >= BLOCK_ROWS:
+                        self.seal()
                     if time.monotonic() > deadline:
                         return
                 self._size = self.end  # the rest is an unfinished write
             except JournalError as error:
                 self.failure = error
 
-    def content(self) -> tuple[dict[str, list[str]], dict[str, array[Any]]]:
-        """All that was read, to be kept: the distinct names of each column of names, and the columns as arrays.
+    def seal(self) -> None:
+        """Hold what was read since the last block in a block of its own."""
+        if len(self) > (self.marks[-1].num_rows if self.marks else 0):
+            for column in self._number_columns().values():
+                column.seal()
+            self.marks.append(Mark(len(self), self.end, self.checksum))
+
+    def new_names(self, number: int) -> dict[str, list[str]]:
+        """The names of each column of names that no block before this one has."""
+        found = {}
+        for name in (*NAMES, *INNER_NAMES):
+            column: NameColumn = self.columns[name]
+            first, last = (
+                max((int(b.max()) for b in column.codes.blocks[:n]), default=-1) + 1 for n in (number, number + 1)
+            )
+            found[name] = column.names[first:last]
+        return found
+
+    def blocks(self, number: int) -> dict[str, np.ndarray]:
+        """One block of each column, to be kept.
 
         Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose examples no numbers.
         """
-        example, hashes = self.columns["example"], self.columns["key"]
-        if not isinstance(example, array) or hashes.others or self.keys.first_missing is not None:
+        is_ours = isinstance(self.columns["example"], NumberColumn) and not self.columns["key"].others
+        if not is_ours or self.keys.first_missing is not None:
             raise TypeError(f"{self.path} was not written by this library")
-        columns = {"ends": self.ends, "example": example, "digits": hashes.digits, "numbers": hashes.numbers}
-        columns |= dict(zip(("high", "low"), self.keys.halves, strict=True))
+        return {name: column.blocks[number] for name, column in self._number_columns().items()}
+
+    def restore(
+        self, marks: Sequence[Mark], names: Mapping[str, list[str]], blocks: Sequence[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Take over what ``blocks`` returned for each of the first blocks of a journal, and all ``names`` in them.
+
+        Raises: ``LookupError`` when a column is missing.
+        """
+        self.marks, self.end, self.checksum = list(marks), marks[-1].end, marks[-1].checksum
+        self.is_journal = True
+        for group, prefix in ((self.metrics, "metrics."), (self.usage, "usage.")):
+            for name in dict.fromkeys(name for block in blocks for name in block if name.startswith(prefix)):
+                group[name.removeprefix(prefix)] = NumberColumn("d")
+        for name, column in self._number_columns().items():
+            if name.startswith(("metrics.", "usage.")):
+                column.set_blocks([b.get(name, nan) for b, nan in zip(blocks, self._unknown(), strict=True)])
+            else:
+                column.set_blocks([block[name] for block in blocks])
+        for name in (*NAMES, *INNER_NAMES):
+            self.columns[name].set_names(names[name])
+
+    def _unknown(self) -> list[np.ndarray]:
+        """The blocks of a column whose every value is unknown."""
+        ends = [0, *(mark.num_rows for mark in self.marks)]
+        return [np.broadcast_to(np.array([math.nan]), end - start) for start, end in itertools.pairwise(ends)]
+
+    def _number_columns(self) -> dict[str, NumberColumn]:
+        """All that is indexed, by the names under which it is kept."""
+        hashes, (high, low) = self.columns["key"], self.keys.halves
+        columns = {"ends": self.ends, "digits": hashes.digits, "numbers": hashes.numbers, "high": high, "low": low}
         columns |= {name: self.columns[name] for name in NUMBERS}
         columns |= {name: self.columns[name].codes for name in (*NAMES, *INNER_NAMES)}
         columns |= {f"metrics.{name}": values for name, values in self.metrics.items()}
         columns |= {f"usage.{name}": values for name, values in self.usage.items()}
-        return {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)}, columns
-
-    def restore(
-        self, names: Mapping[str, list[str]], columns: Mapping[str, array[Any]], end: int, checksum: int
-    ) -> None:
-        """Take over what ``content`` returned for the first ``end`` bytes of the journal, whose CRC-32 is given.
-
-        Raises: ``LookupError`` when a column is missing.
-        """
-        self.ends, self.starts = columns["ends"], array("Q", [0]) + columns["ends"][:-1]
-        hashes: HashColumn = self.columns["key"]
-        hashes.digits, hashes.numbers = columns["digits"], columns["numbers"]
-        self.keys.halves = columns["high"], columns["low"]
-        self.columns |= {name: columns[name] for name in ("example", *NUMBERS)}
-        self.columns |= {n: NameColumn.of_codes(names[n], columns[n]) for n in (*NAMES, *INNER_NAMES)}
-        for group, prefix in ((self.metrics, "metrics."), (self.usage, "usage.")):
-            group |= {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
-        self.end, self.checksum, self.is_journal, self.kept_end = end, checksum, True, end
+        if isinstance(example := self.columns["example"], NumberColumn):
+            columns["example"] = example
+        return columns
 
     def newest(self, key: str) -> int | None:
         """The row number of the newest attempt of a rollout, by its ``rollout_key``."""
@@ -304,8 +354,9 @@ class RowIndex:
     def _line(self, file: IO[bytes], number: int) -> bytes:
         if not 0 <= number < len(self):
             raise LookupError(f"{self.path} has no row {number}")
-        file.seek(self.starts[number])
-        line: bytes = file.read(self.ends[number] - self.starts[number])
+        start = self.ends[number - 1] if number else 0  # an empty line before this one counts to it
+        file.seek(start)
+        line: bytes = file.read(self.ends[number] - start)
         return line
 
     def _writes(self) -> Iterator[tuple[list[int], list[bytes], int]]:
@@ -366,21 +417,24 @@ class RowIndex:
         columns["stop_condition"].append(head.stop_condition)
         columns["task"].append(head.task if type(head.task) is str else None)
         columns["served"].append("\n".join(head.served_models or ()) if head.completion else None)
-        _append(self.metrics, head.metrics or {}, number)
-        _append(self.usage, usage, number)
+        self._append(self.metrics, head.metrics or {}, number)
+        self._append(self.usage, usage, number)
         self.keys.append(head.rollout_key)
 
-
-def _append(columns: dict[str, array[float]], values: Mapping[str, Any], number: int) -> None:
-    """Add the values of row ``number`` to the columns; NaN where the row, or an earlier one, has none."""
-    for name, value in values.items():
-        if name not in columns:
-            columns[name] = array("d", [math.nan]) * number
-        columns[name].append(_number(value))
-    if len(values) < len(columns):
-        for column in columns.values():
-            if len(column) == number:
-                column.append(math.nan)
+    def _append(self, columns: dict[str, NumberColumn], values: Mapping[str, Any], number: int) -> None:
+        """Add the values of row ``number`` to the columns; NaN where the row, or an earlier one, has none."""
+        for name, value in values.items():
+            if name not in columns:
+                column = NumberColumn("d")
+                column.set_blocks(self._unknown())
+                for _ in range(number - len(column)):
+                    column.append(math.nan)
+                columns[name] = column
+            columns[name].append(_number(value))
+        if len(values) < len(columns):
+            for column in columns.values():
+                if len(column) == number:
+                    column.append(math.nan)
 
 
 def _measure(completion: object) -> tuple[int, int]:

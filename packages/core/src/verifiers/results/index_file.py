@@ -1,34 +1,33 @@
 """The index of a large journal, kept beside it in ``results.index``: the next process need not decode each line.
 
-A cache, never trusted over the journal: it is used when the journal begins with the very bytes that were indexed, by
-their CRC-32; lines after them are read from the journal. Absent, damaged or of another version, the whole journal is
-read. Deleting it loses nothing.
+A cache, never trusted over the journal. It is a sequence of parts, one for each block of the columns, in the order of
+the journal; a part is used when the journal has the very bytes that were indexed up to its end, by their CRC-32. So a
+journal that lost its last lines, or got others there, is read from where it differs. Absent, damaged or of another
+version, the whole journal is read. Deleting it loses nothing.
 
-One line of JSON with the names and types of the columns, the columns, and the CRC-32 of all before it in four bytes.
+A part is one line of JSON with the names and types of the columns, the columns, and the CRC-32 of both in four bytes.
+Parts are appended while the run continues, so that a killed one has them; what does not fit is cut off first.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 from zlib import crc32
 
 import numpy as np
 
-from verifiers.results.index import RowIndex
-from verifiers.runtime.bounded import read_file
+from verifiers.results.index import Mark, RowIndex
+from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.json import decode_row, encode_row
-from verifiers.storage.files import atomic_write
 
 INDEX_NAME = "results.index"
-FORMAT = 1
+FORMAT = 2
 """Changes with the columns; an index of another format is not used."""
 _CHUNK_BYTES = 2**20
-_SMALLER = {"d": "bhif", "Q": "", "q": "bhi", "i": "bh", "I": "BH"}
-"""Type of a column in memory -> smaller types, in which it is stored when every value survives."""
+_MAX_HEADER_BYTES = 2**26
 
 
 def open_index(file: Path, metric_names: Sequence[str] = ()) -> RowIndex:
@@ -36,64 +35,93 @@ def open_index(file: Path, metric_names: Sequence[str] = ()) -> RowIndex:
     index = RowIndex(file, metric_names)
     try:
         _restore(index, file)
-    except (OSError, ValueError, LookupError, TypeError):  # absent or damaged: the journal is read instead
+    except (OSError, LookupError):  # absent, or without a column: the journal is read instead
         index = RowIndex(file, metric_names)
     index.read()
     return index
 
 
 def keep_index(index: RowIndex) -> None:
-    """Write the index of a journal beside it, replacing one that covers less of it. *Raises* OSError."""
-    if not index.is_journal or index.failure is not None or index.kept_end == index.end:
+    """Write the blocks of a journal's index beside it that are not kept there yet. *Raises* OSError, TypeError."""
+    if not index.is_journal or index.failure is not None or index.num_kept == len(index.marks):
         return
-    names, columns = index.content()
-    stored = {name: _stored(column) for name, column in columns.items()}
+    parts = [_part(index, number) for number in range(index.num_kept, len(index.marks))]
+    fd = os.open(index.path.with_name(INDEX_NAME), os.O_RDWR | os.O_CREAT, 0o666)
+    with open(fd, "r+b") as file:
+        file.truncate(index.kept_bytes)
+        failpoint("index.append")
+        file.seek(index.kept_bytes)
+        file.writelines(parts)
+    index.num_kept, index.kept_bytes = len(index.marks), index.kept_bytes + sum(map(len, parts))
+
+
+def _part(index: RowIndex, number: int) -> bytes:
+    """One block of the index as it is kept."""
+    mark, blocks = index.marks[number], index.blocks(number)
+    stored = {name: block[:1] if block.strides == (0,) else block for name, block in blocks.items()}
     header = {
         "format": FORMAT,
-        "rows": len(index),
-        "bytes": index.end,
-        "crc32": index.checksum,
-        "names": names,
-        "columns": [[name, columns[name].typecode, values.dtype.str] for name, values in stored.items()],
+        "rows": mark.num_rows,
+        "bytes": mark.end,
+        "crc32": mark.checksum,
+        "names": index.new_names(number),
+        "columns": [[name, values.dtype.str, len(values)] for name, values in stored.items()],
     }
     content = b"".join([encode_row(header), b"\n", *(values.tobytes() for values in stored.values())])
-    atomic_write(index.path.with_name(INDEX_NAME), content + crc32(content).to_bytes(4, "big"))
-    index.kept_end = index.end
+    return content + crc32(content).to_bytes(4, "big")
 
 
 def _restore(index: RowIndex, file: Path) -> None:
-    """Fill an empty index from the kept one. *Raises* OSError, ValueError when there is none that fits the journal."""
-    content = memoryview(read_file(file.with_name(INDEX_NAME), os.stat(file).st_size))  # no index is as long
-    if crc32(content[:-4]).to_bytes(4, "big") != content[-4:]:
-        raise ValueError("the index is damaged")
-    line_end = bytes(content[: 2**26]).index(b"\n")
-    header = decode_row(bytes(content[:line_end]))
-    if header["format"] != FORMAT or _checksum(file, header["bytes"]) != header["crc32"]:
-        raise ValueError("the index is of another version or of another journal")
-    columns: dict[str, array[Any]] = {}
-    start = line_end + 1
-    for name, typecode, stored_type in header["columns"]:
-        values = np.frombuffer(content, np.dtype(stored_type), header["rows"], start)
-        columns[name] = array(typecode, values.astype(typecode).tobytes())
-        start += values.nbytes
-    index.restore(header["names"], columns, header["bytes"], header["crc32"])
+    """Fill an empty index with the kept parts that fit the journal. *Raises* OSError, LookupError."""
+    marks: list[Mark] = []
+    blocks: list[dict[str, np.ndarray]] = []
+    names: dict[str, list[str]] = {}
+    with open(file.with_name(INDEX_NAME), "rb") as index_file, open(file, "rb") as journal:
+        before = Mark(0, 0, 0)
+        for mark, new_names, block in _parts(index_file):
+            if _checksum(journal, mark.end - before.end, before.checksum) != mark.checksum:
+                break
+            before = mark
+            for name, values in new_names.items():
+                names.setdefault(name, []).extend(values)
+            marks.append(mark)
+            blocks.append(block)
+            index.kept_bytes = index_file.tell()
+    if marks:
+        index.restore(marks, names, blocks)
+        index.num_kept = len(marks)
 
 
-def _stored(column: array[Any]) -> Any:
-    """A column as an array of the smallest type that holds every value."""
-    values = np.array(column)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for typecode in _SMALLER[column.typecode]:
-            smaller = values.astype(typecode)
-            if np.array_equal(smaller.astype(column.typecode), values, equal_nan=column.typecode == "d"):
-                return smaller
-    return values
+def _parts(file: IO[bytes]) -> Iterator[tuple[Mark, Mapping[str, list[str]], dict[str, np.ndarray]]]:
+    """The parts of an index up to its end, or to one that is damaged."""
+    before = Mark(0, 0, 0)
+    while True:
+        line = file.readline(_MAX_HEADER_BYTES)
+        try:
+            header = decode_row(line)
+            if header["format"] != FORMAT:
+                return
+            columns = [(name, np.dtype(kind), size) for name, kind, size in header["columns"]]
+            mark, names = Mark(header["rows"], header["bytes"], header["crc32"]), header["names"]
+            num_rows = mark.num_rows - before.num_rows
+            if num_rows <= 0 or mark.end <= before.end or any(size not in (1, num_rows) for _, _, size in columns):
+                return
+            content = file.read(sum(kind.itemsize * size for _, kind, size in columns))
+            if file.read(4) != crc32(content, crc32(line)).to_bytes(4, "big"):
+                return
+            block, start = {}, 0
+            for name, kind, size in columns:
+                values = np.frombuffer(content, kind, size, start)
+                block[name] = np.broadcast_to(values, num_rows) if size == 1 else values
+                start += values.nbytes
+        except (ValueError, LookupError, TypeError):
+            return
+        yield mark, names, block
+        before = mark
 
 
-def _checksum(file: Path, num_bytes: int) -> int:
-    """The CRC-32 of the first bytes of a file; -1 when it has fewer."""
-    checksum = 0
-    with open(file, "rb") as stream:
-        while num_bytes and (chunk := stream.read(min(num_bytes, _CHUNK_BYTES))):
-            checksum, num_bytes = crc32(chunk, checksum), num_bytes - len(chunk)
+def _checksum(file: IO[bytes], num_bytes: int, checksum: int) -> int:
+    """The CRC-32 with the next bytes of a file; -1 when it has fewer."""
+    while num_bytes and (chunk := file.read(min(num_bytes, _CHUNK_BYTES))):
+        checksum, num_bytes = crc32(chunk, checksum), num_bytes - len(chunk)
     return -1 if num_bytes else checksum

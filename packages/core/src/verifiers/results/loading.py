@@ -6,7 +6,6 @@ Loading never writes. Of a large file the numbers are loaded, and the texts when
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
+from verifiers.results.columns import NumberColumn
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import (
@@ -45,7 +45,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         state_columns: Names of the extra columns to load; None = all.
 
     A file of ``LARGE_BYTES`` or more is indexed: ``results.reward``, ``results.summary()`` and the other numbers take
-    about 200 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
+    60 to 100 bytes of memory per rollout, ``results["completions"]`` reads that column, ``results.rollouts()`` yields
     one rollout at a time, and ``results.outputs`` reads and keeps all of them. The file must stay until then.
 
     Rollouts outside the plan of the last run (of edited or removed examples) are left out. *Raises* ConfigError
@@ -98,9 +98,9 @@ def _indexed(
         raise index.failure
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
     numbers = np.delete(np.arange(len(index)), skipped)
-    if isinstance(ids := index.columns["example"], array):  # else the ids are of another program: texts
-        siblings = np.fmax(np.array(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
-        numbers = numbers[np.lexsort((siblings, np.array(ids)[numbers]))]
+    if isinstance(ids := index.columns["example"], NumberColumn):  # else the ids are of another program: texts
+        siblings = np.fmax(index.columns["sibling"].at(numbers), 0)  # NaN counts as 0
+        numbers = numbers[np.lexsort((siblings, ids.at(numbers)))]
     labels = None
     if (given := read_labels(file.parent)) and not (len(index) and LABEL in index.stored(0)):
         labels = {}

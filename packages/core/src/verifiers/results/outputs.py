@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+import numpy as np
+
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS
 from verifiers.data.messages import normalize_messages
@@ -36,7 +38,7 @@ from verifiers.errors import ConfigError, JournalError, ScoringError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.notebook import results_html
-from verifiers.results.statistics import clustered_stderr, known, mean, pass_rates, percentile
+from verifiers.results.statistics import clustered_stderr, known_sum, mean, pass_rates, percentile
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State, Timing
 from verifiers.rubrics.advantages import centered_advantages
@@ -231,7 +233,7 @@ class GenerateOutputs(Finished):
                 "usage": total_usage(measured),
                 "seconds": self.metadata.get("time"),
                 "errors": errors_by_cause(measured),
-                "error_causes": error_causes(self["errors"]),
+                "error_causes": error_causes(self._failures()),
                 "unscored": unscored_by_function(measured),
                 "latency": latency(measured),
             }
@@ -365,6 +367,10 @@ class GenerateOutputs(Finished):
     def measurements(self) -> Measurements:
         """What the statistics are computed from."""
         return Measurements.of(self.outputs)
+
+    def _failures(self) -> Iterable[ErrorInfo]:
+        """The errors of the rollouts that have one."""
+        return (error for error in self["errors"] if error is not None)
 
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
@@ -883,36 +889,38 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
     ([nan, nan], [1.0, 1.0])
     """
     measured = [output["metrics"].get(SUCCESS, math.nan) for output in outputs]
-    return _solved([output["reward"] for output in outputs], measured, threshold)
+    return list(_solved([output["reward"] for output in outputs], measured, threshold).tolist())
 
 
-def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None) -> list[float]:
+def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None) -> np.ndarray:
     """``successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
-    values: list[float] = list(rewards)
+    values = np.asarray(rewards, float)
     if threshold is not None:
-        values = [reward if math.isnan(reward) else float(reward >= threshold) for reward in rewards]
+        values = np.where(np.isnan(values), values, values >= threshold)
     if measured is not None:
-        values = [value if math.isnan(own) else own for own, value in zip(measured, values, strict=True)]
-    is_strict = all(value in (0.0, 1.0) for value in known(values))
-    return values if is_strict else [math.nan] * len(values)
+        own = np.asarray(measured, float)
+        values = np.where(np.isnan(own), values, own)
+    is_strict = np.isin(values[~np.isnan(values)], (0.0, 1.0)).all()
+    return values if is_strict else np.full(len(values), NAN)
 
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
     rewards, examples = measured.rewards, measured.examples
-    failed = [_is_of_rollout(error) for error in measured.errors]
+    num_failed = sum(count for error, count in Counter(measured.errors).items() if _is_of_rollout(error))
+    unknown = np.flatnonzero(np.isnan(np.asarray(rewards, float))).tolist()
     solved = _solved(rewards, measured.metrics.get(SUCCESS), threshold)
     passed = pass_rates(solved, examples, siblings)
     return {
         "num_rollouts": len(measured),
-        "num_errors": sum(failed),
-        "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
+        "num_errors": num_failed,
+        "num_unscored": sum(not _is_of_rollout(measured.errors[place]) for place in unknown),
         "avg_reward": mean(rewards),
         "reward_stderr": clustered_stderr(rewards, examples),
         "avg_success": mean(solved),
         "success_stderr": clustered_stderr(solved, examples),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
-        "avg_error": sum(failed) / len(measured) if len(measured) else 0.0,
-        "stop_conditions": dict(Counter([str(stop) for stop in measured.stop_conditions if stop])),
+        "avg_error": num_failed / len(measured) if len(measured) else 0.0,
+        "stop_conditions": {str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop},
         "pass_at_k": passed.any_of,
         "pass_at_k_interval": passed.any_of_interval,
         "pass_all_k": passed.all_of,
@@ -930,14 +938,14 @@ def errors_by_cause(measured: Measurements) -> dict[str, int]:
     return dict(Counter(error for error in measured.errors if error and _is_of_rollout(error)).most_common())
 
 
-def error_causes(errors: Iterable[ErrorInfo | None]) -> dict[str, int]:
+def error_causes(errors: Iterable[ErrorInfo]) -> dict[str, int]:
     """``"EnvironmentFault: env_response raised KeyError: 'board' (sums.py:12)"`` -> count, the most frequent first.
 
     Errors of one class at one line are one cause, with their message where it is the same.
     """
     messages: dict[tuple[str, str | None], Counter[str]] = {}
     for error in errors:
-        if error is None or error.is_scoring_error:
+        if error.is_scoring_error:
             continue
         messages.setdefault((error.get("error", "unknown"), error.author_line), Counter())[_headline(error)] += 1
     causes = Counter(
@@ -964,26 +972,23 @@ def unscored_by_function(measured: Measurements) -> dict[str, int]:
 
 def latency(measured: Measurements) -> dict[str, float]:
     """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
-    times = sorted(known(measured.total_ms))
-    return {
-        "median_ms": percentile(times, 50),
-        "p95_ms": percentile(times, 95),
-        "p99_ms": percentile(times, 99),
-        "max_ms": percentile(times, 100),
-    }
+    percents = {"median_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
+    return {name: percentile(measured.total_ms, percent) for name, percent in percents.items()}
 
 
 def total_usage(measured: Measurements) -> dict[str, int]:
     """The sum of each count over the rollouts."""
-    totals = {name: math.fsum(known(counts)) for name, counts in measured.usage.items()}
+    totals = {name: known_sum(counts) for name, counts in measured.usage.items()}
     return {name: int(total) for name, total in totals.items() if total}
 
 
 def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
-    columns = measured.usage.values()
-    num_counted = sum(any(count == count for count in counts) for counts in zip(*columns, strict=True))
-    return {name: math.fsum(known(counts)) / num_counted for name, counts in measured.usage.items()}
+    is_counted = np.zeros(len(measured), dtype=bool)
+    for counts in measured.usage.values():
+        is_counted |= ~np.isnan(np.asarray(counts, float))
+    num_counted = int(is_counted.sum())
+    return {name: known_sum(counts) / num_counted for name, counts in measured.usage.items()}
 
 
 def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> float | None:
@@ -1002,7 +1007,7 @@ def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> floa
     has_tokens = (count > 0 for count in inputs)
     if any(error is None and not has for error, has in zip(measured.errors, has_tokens, strict=True)):
         return None
-    totals = (math.fsum(known(counts)) for counts in (inputs, sampled))
+    totals = (known_sum(counts) for counts in (inputs, sampled))
     return sum(total * prices[name] for total, name in zip(totals, PRICE_FIELDS, strict=True)) / 1e6
 
 
@@ -1124,31 +1129,48 @@ def content_hash(output: Mapping[str, Any]) -> str:
 
 
 def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
-    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice: for the types of the columns, to write them.
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later ones have other columns or types.
 
     The file appears whole, or not at all.
+    """
+    hidden = target.with_name(f".{target.name}.tmp")
+    types: dict[str, pa.DataType | None] = {}
+    try:
+        while not _write_batches(rollouts(), types, hidden):
+            pass  # again, with the types of all
+        hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _write_batches(rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataType | None], file: Path) -> bool:
+    """Write a Parquet file of columns of these types, those of the first batch where there are none yet.
+
+    ``types`` is extended by what the rollouts have, None for JSON text; returns whether the file has these types.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    types: dict[str, Any] = {}
-    for columns in _batches(rollouts()):
-        for name, values in columns.items():
-            types[name] = _common_type(types.get(name, pa.null()), values)
-    schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
-    hidden = target.with_name(f".{target.name}.tmp")
+    writer, fits = None, True
     try:
-        with parquet.ParquetWriter(str(hidden), schema) as writer:
-            for columns in _batches(rollouts()):
-                size = len(next(iter(columns.values())))
-                arrays = []
-                for name, kind in types.items():
-                    values = columns.get(name) or [None] * size
-                    arrays.append(pa.array(_texts(values) if kind is None else values, schema.field(name).type))
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        hidden.replace(target)
+        for columns in _batches(rollouts):
+            before, inferred = dict(types), {}
+            for name, values in columns.items():
+                types[name], inferred[name] = _common_type(types.get(name, pa.null()), values)
+            fits = fits and types == (before or types)
+            if not fits:
+                continue
+            schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+            writer = writer or parquet.ParquetWriter(str(file), schema)
+            absent = [None] * len(next(iter(columns.values())))
+            arrays = [_of_type(kind, columns.get(name, absent), inferred.get(name)) for name, kind in types.items()]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        if writer is None:
+            parquet.write_table(pa.table({}), file)
     finally:
-        hidden.unlink(missing_ok=True)
+        if writer is not None:
+            writer.close()
+    return fits
 
 
 def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
@@ -1158,19 +1180,33 @@ def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]
         yield {name: [row.get(name) for row in batch] for name in names}
 
 
-def _common_type(known: pa.DataType | None, values: list[Any]) -> Any:
-    """The Arrow type of the values and of those before them, of type ``known``; None when no single one fits."""
+def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
+    """Values as an Arrow array of a type, None for JSON text; ``inferred``: that of their own type."""
+    import pyarrow as pa
+
+    if inferred is not None and inferred.type == kind:
+        return inferred
+    return pa.array(_texts(values) if kind is None else values, pa.string() if kind is None else kind)
+
+
+def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
+    """(the Arrow type of the values and of those before them, of type ``known``; the values as an array of their own).
+
+    Both are None when no single type fits.
+    """
     import pyarrow as pa
 
     if known is None:
-        return None
+        return None, None
     try:
-        found = pa.array(values).type
-        fields = [pa.field("", kind) for kind in (known, found)]
+        found = pa.array(values)
+        if found.type == known:
+            return known, found
+        fields = [pa.field("", kind) for kind in (known, found.type)]
         common = pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive").field(0).type
     except (pa.ArrowException, OverflowError):  # mixed types
-        return None
-    return None if _has_empty_struct(common) else common
+        return None, None
+    return (None, None) if _has_empty_struct(common) else (common, found)
 
 
 def _arrow_column(values: list[Any]) -> list[Any]:

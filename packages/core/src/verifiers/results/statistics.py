@@ -5,11 +5,16 @@ NaN is an unknown value: it is skipped, never counted as zero.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 NAN = math.nan
+_PART = 2**14
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -23,11 +28,40 @@ def mean(values: Iterable[float]) -> float:
     >>> mean([1.0, math.nan, 0.0])
     0.5
     """
-    numbers = known(values)
-    return math.fsum(numbers) / len(numbers) if numbers else NAN
+    total, count = _total(values)
+    return total / count if count else NAN
 
 
-def clustered_stderr(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
+def known_sum(values: Iterable[float]) -> float:
+    """The exact sum of the known values."""
+    return _total(values)[0]
+
+
+def _total(values: Iterable[float]) -> tuple[float, int]:
+    """(the exact sum of the known values, their number); of an array a part at a time is in memory as a list."""
+    if not hasattr(values, "__array__"):
+        numbers = known(values)
+        return math.fsum(numbers), len(numbers)
+    array = np.asarray(values, float)
+    array = array[~np.isnan(array)]
+    parts = (array[start : start + _PART].tolist() for start in range(0, len(array), _PART))
+    return math.fsum(itertools.chain.from_iterable(parts)), len(array)
+
+
+def numbered(keys: Iterable[Hashable]) -> np.ndarray:
+    """A number for each key, equal for equal keys: an array.
+
+    >>> numbered(["a", "b", "a"]).tolist()
+    [0, 1, 0]
+    """
+    with contextlib.suppress(TypeError, ValueError):  # keys of other kinds than one of integers are counted below
+        if isinstance(keys, Sequence) and (integers := np.asarray(keys)).dtype.kind in "iu" and integers.ndim == 1:
+            return np.unique(integers, return_inverse=True)[1]
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def clustered_stderr(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]) -> float:
     """Standard error of the mean of the known values when values of one cluster (example) are correlated.
 
     sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G clusters; with
@@ -35,17 +69,15 @@ def clustered_stderr(values: Sequence[float], clusters: Sequence[Hashable]) -> f
 
     *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of cluster-robust errors.
     """
-    center = mean(values)
-    sums: dict[Hashable, float] = {}
-    num_known = 0
-    for value, cluster in zip(values, clusters, strict=True):
-        if value == value:  # not NaN
-            sums[cluster] = sums.get(cluster, 0.0) + value - center
-            num_known += 1
-    if len(sums) < 2:
+    numbers = np.asarray(values, float)
+    is_known = ~np.isnan(numbers)
+    each, cluster = numbers[is_known] - mean(numbers), numbered(clusters)[is_known]
+    counts = np.bincount(cluster)
+    if np.count_nonzero(counts) < 2:
         return NAN
-    scale = len(sums) / (len(sums) - 1)
-    return math.sqrt(scale * math.fsum(total * total for total in sums.values())) / num_known
+    num_clusters = np.count_nonzero(counts)
+    squares = np.bincount(cluster, weights=each)[counts > 0] ** 2
+    return math.sqrt(num_clusters / (num_clusters - 1) * math.fsum(squares)) / len(each)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -82,17 +114,20 @@ def draws(n: int) -> list[int]:
     return sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
 
 
-def pass_rates(successes: Sequence[float], examples: Sequence[Hashable], n: int) -> PassRates:
+def pass_rates(successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable], n: int) -> PassRates:
     """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values are all known.
 
     ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is complete.
     """
     if not draws(n):
         return PassRates()
-    by_example: dict[Hashable, list[float]] = {}
-    for success, example in zip(successes, examples, strict=True):
-        by_example.setdefault(example, []).append(success)
-    counts = [round(sum(group)) for group in by_example.values() if len(group) == n and len(known(group)) == n]
+    numbers, example = np.asarray(successes, float), numbered(examples)
+    is_known = ~np.isnan(numbers)
+    is_complete = (np.bincount(example) == n) & (
+        np.bincount(example[~is_known], minlength=int(example.max(initial=-1)) + 1) == 0
+    )
+    sums = np.bincount(example, weights=np.where(is_known, numbers, 0.0))
+    counts = [round(count) for count in sums[is_complete].tolist()]
     if not counts:
         return PassRates()
     ks = draws(n)
@@ -135,12 +170,13 @@ def share_interval(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def percentile(values: Iterable[float], percent: float) -> float:
+def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which ``percent`` (0 to 100) of the known values lie, interpolated; NaN when there is none."""
-    numbers = sorted(known(values))
-    if not numbers:
+    every = np.asarray(values, float)
+    numbers = np.sort(every[~np.isnan(every)])
+    if not len(numbers):
         return NAN
     position = (len(numbers) - 1) * percent / 100
     low = math.floor(position)
     high = min(low + 1, len(numbers) - 1)
-    return numbers[low] + (numbers[high] - numbers[low]) * (position - low)
+    return float(numbers[low] + (numbers[high] - numbers[low]) * (position - low))

@@ -1,32 +1,33 @@
 """Results in a file that is too large to hold: its numbers in memory, its texts read when they are asked for.
 
-Columns of numbers and the statistics are computed from an index of the file, some 200 bytes per rollout; a column of
-texts (``results["completions"]``) reads that column alone. ``results.outputs``, and whatever needs whole rollouts
+Columns of numbers and the statistics are computed from an index of the file, some 60 to 100 bytes per rollout; a column
+of texts (``results["completions"]``) reads that column alone. ``results.outputs``, and whatever needs whole rollouts
 (``filter``, ``states``), reads all of them and keeps them. Until then the file must stay as it was.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.results.columns import HashColumn, select
+from verifiers.results.columns import HashColumn, NumberColumn, Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
 from verifiers.results.outputs import (
     COLUMNS,
     DISK_FIELDS,
     FIELDS,
+    ErrorInfo,
     GenerateMetadata,
     GenerateOutputs,
     Measurements,
     RolloutOutput,
     set_advantage,
 )
+from verifiers.results.statistics import numbered
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}
@@ -42,7 +43,7 @@ class StoredOutputs(GenerateOutputs):
 
     Args:
         index: The index, read to its end.
-        numbers: Row numbers of the rollouts, in the order of the results.
+        numbers: Row numbers of the rollouts, in the order of the results: an array of integers.
         facts: Facts of the metadata.
         state_columns: Names of the extra columns of a rollout; None = all.
         labels: Row number -> a person's label; None where the run has no labels.
@@ -54,17 +55,18 @@ class StoredOutputs(GenerateOutputs):
     def __init__(
         self,
         index: RowIndex,
-        numbers: Iterable[int],
+        numbers: np.ndarray,
         facts: Mapping[str, Any],
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
         example_ids: np.ndarray | None = None,
     ):
-        self._index, self._numbers, self._facts = index, np.fromiter(numbers, np.int64), dict(facts)
+        self._index, self._numbers, self._facts = index, numbers, dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
         self._example_ids = example_ids
         self._states = None
+        self._every_advantage: np.ndarray | None = None
         self._columns: dict[str, Any] = {}
 
     if not TYPE_CHECKING:
@@ -98,8 +100,8 @@ class StoredOutputs(GenerateOutputs):
 
     def _read(self, places: Sequence[int]) -> Iterator[RolloutOutput]:
         columns = None if self._state_columns is None else {*FIELDS, *DISK_FIELDS, *self._state_columns}
-        is_known = "advantages" in self._columns or len(places) > MAX_GROUPS
-        advantages = self["advantages"] if is_known else self._advantages_at(places)
+        is_known = self._every_advantage is not None or len(places) > MAX_GROUPS
+        advantages = self._advantages() if is_known else self._advantages_at(places)
         for place, output in zip(places, self._index.rows(self._numbers[places]), strict=True):
             if columns is not None:
                 for name in [name for name in output if name not in columns and name not in output["metrics"]]:
@@ -110,7 +112,7 @@ class StoredOutputs(GenerateOutputs):
                 output["example_id"] = int(self._example_ids[place])
                 for name in DISK_FIELDS:
                     output.pop(name, None)
-            set_advantage(output, advantages[place])
+            set_advantage(output, self._advantage(advantages[place]))
             yield output
 
     @property
@@ -121,6 +123,12 @@ class StoredOutputs(GenerateOutputs):
         if self._is_read:
             return super().measurements()
         return measurements(self._index, self._numbers, self._example_ids)
+
+    def _failures(self) -> Iterable[ErrorInfo]:
+        if self._is_read:
+            return super()._failures()
+        failed = self._index.columns["error"].codes.at(self._numbers) >= 0
+        return (row["error"] for row in self._index.rows(self._numbers[failed]))
 
     def _has_states(self) -> bool:
         if self._is_read:
@@ -134,15 +142,14 @@ class StoredOutputs(GenerateOutputs):
         if column == "example_ids" and self._example_ids is not None:
             return list(self._example_ids.tolist())
         if column in _INDEXED:
-            return list(select(index.columns[_INDEXED[column]], numbers))
+            return list(Selection(index.columns[_INDEXED[column]], numbers))
         if column == "metrics":
-            return {name: list(select(values, numbers)) for name, values in index.metrics.items()}
+            return {name: list(Selection(values, numbers)) for name, values in index.metrics.items()}
         if column == "errors":
-            failed = [number for number in numbers.tolist() if index.columns["error"][number] is not None]
-            errors = {number: row["error"] for number, row in zip(failed, index.rows(failed), strict=True)}
-            return [errors.get(number) for number in numbers.tolist()]
+            failures = iter(self._failures())
+            return [None if name is None else next(failures) for name in Selection(index.columns["error"], numbers)]
         if column == "advantages":
-            return self._advantages()
+            return [self._advantage(value) for value in self._advantages().tolist()]
         field, found = COLUMNS.get(column, column), False
         values = []
         for output in self.rollouts():
@@ -152,35 +159,42 @@ class StoredOutputs(GenerateOutputs):
             raise KeyError(f"results have no column {column!r}; they have {', '.join(self.keys())}")
         return values
 
-    def _advantages_at(self, places: Sequence[int]) -> Mapping[int, float | None]:
+    def _advantage(self, value: float) -> float | None:
+        """An advantage as a rollout has it."""
+        return None if math.isnan(value) and not self._fills_advantages else float(value)
+
+    def _advantages_at(self, places: Sequence[int]) -> Mapping[int, float]:
         """The advantages of a few rollouts, computed from their groups alone."""
         examples = _examples(self._index, self._numbers, self._example_ids)
         every = np.array(examples, dtype=object if isinstance(examples, list) else None)
-        found: dict[int, float | None] = {}
+        found: dict[int, float] = {}
         for place in places:
             group = np.flatnonzero(every == examples[place])
             ids = None if self._example_ids is None else self._example_ids[group]
             part = StoredOutputs(
                 self._index, self._numbers[group], {}, fills_advantages=self._fills_advantages, example_ids=ids
             )
-            found |= zip(group.tolist(), part["advantages"], strict=True)
+            found |= zip(group.tolist(), part._advantages().tolist(), strict=True)
         return found
 
-    def _advantages(self) -> list[float | None]:
-        columns = self._index.columns
-        stored = list(select(columns["advantage"], self._numbers))
-        if not self._fills_advantages:
-            return [None if math.isnan(value) else value for value in stored]
-        groups: dict[Any, list[int]] = {}
-        for place, example in enumerate(_examples(self._index, self._numbers, self._example_ids)):
-            groups.setdefault(example, []).append(place)
-        rewards = select(columns["reward"], self._numbers)
-        for places in groups.values():
-            if all(math.isnan(stored[place]) for place in places):
-                advantages = centered_advantages([rewards[place] for place in places])
-                for place, advantage in zip(places, advantages, strict=True):
-                    stored[place] = advantage
-        return stored
+    def _advantages(self) -> np.ndarray:
+        """The advantage of each rollout, NaN where it is unknown."""
+        if self._every_advantage is None:
+            columns, numbers = self._index.columns, self._numbers
+            advantages = columns["advantage"].at(numbers)
+            if self._fills_advantages:
+                _fill(advantages, columns["reward"].at(numbers), _examples(self._index, numbers, self._example_ids))
+            self._every_advantage = advantages
+        return self._every_advantage
+
+
+def _fill(advantages: np.ndarray, rewards: np.ndarray, examples: Sequence[Any]) -> None:
+    """Set the advantages of each group that has none: as ``outputs.fill_advantages``."""
+    groups = numbered(examples)
+    order = np.argsort(groups, kind="stable")
+    for places in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if np.isnan(advantages[places]).all():
+            advantages[places] = centered_advantages(rewards[places].tolist())
 
 
 def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None) -> Measurements:
@@ -190,23 +204,25 @@ def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | No
     """
     columns = index.columns
     return Measurements(
-        rewards=select(columns["reward"], rows),
+        rewards=Selection(columns["reward"], rows),
         examples=_examples(index, rows, example_ids),
-        metrics={name: select(values, rows) for name, values in index.metrics.items()},
-        errors=select(columns["error"], rows),
-        causes=select(columns["cause"], rows),
-        stop_conditions=select(columns["stop_condition"], rows),
-        usage={name: select(values, rows) for name, values in index.usage.items()},
-        total_ms=select(columns["total_ms"], rows),
+        metrics={name: Selection(values, rows) for name, values in index.metrics.items()},
+        errors=Selection(columns["error"], rows),
+        causes=Selection(columns["cause"], rows),
+        stop_conditions=Selection(columns["stop_condition"], rows),
+        usage={name: Selection(values, rows) for name, values in index.usage.items()},
+        total_ms=Selection(columns["total_ms"], rows),
     )
 
 
 def _examples(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None) -> Sequence[Any]:
     """What siblings share: the given id, else the saved hash of their example, else its saved id."""
     if example_ids is not None:
-        return array("q", example_ids.tobytes())
+        given = NumberColumn("q")
+        given.set_blocks([example_ids])
+        return given
     hashes: HashColumn = index.columns["key"]
     if hashes.is_plain:
-        return select(hashes.digits, rows)  # type: ignore[no-any-return]
+        return Selection(hashes.digits, rows)
     ids = index.columns["example"]
     return [hashes[row] or ids[row] for row in rows.tolist()]

@@ -1,7 +1,8 @@
 """The finished rollouts of a large run: they stay in the journal, and an index of it is all that is held.
 
 The results that the run returns read their texts from there when they are asked for (``results.stored``). The index is
-kept beside the journal, so that the run resumes without decoding each line.
+kept beside the journal, also while the run continues, so that the run resumes without decoding each line, however it
+ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than
 
+READ_EVERY = 1_000
+"""Rollouts stored after which they are indexed: the event loop waits for it, some 20 ms."""
+
 
 class LargeRunStore(RunStore):
     """A ``RunStore`` that holds no rollouts."""
@@ -37,12 +41,14 @@ class LargeRunStore(RunStore):
         if (row := index.keys.first_missing) is not None:
             raise no_key(file, row + 1)
         self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
-        self._num_before = len(index)
+        self._num_before, self._num_unread = len(index), 0
         self._is_newest = np.ones(len(index), dtype=bool)
         """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
         self._is_newest[index.replaced] = False
         self.num_saved = int(self._is_newest.sum())
-        self._rows = np.full(len(self.plan), -1, dtype=np.int64)
+        self._rows: np.ndarray = np.full(
+            len(self.plan), -1, dtype=np.int32 if len(index) + len(self.plan) < 2**31 else np.int64
+        )
         """Row number in the journal by index in the plan; -1 = not finished, or stored since."""
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
@@ -69,7 +75,7 @@ class LargeRunStore(RunStore):
     def served_models(self, requested: str) -> dict[str, int]:
         finished = self._finished()
         served: NameColumn = self._index.columns["served"]
-        codes, counts = np.unique(np.array(served.codes)[finished], return_counts=True)
+        codes, counts = np.unique(served.codes.at(finished), return_counts=True)
         names: Counter[str] = Counter()
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             if code >= 0:
@@ -83,25 +89,36 @@ class LargeRunStore(RunStore):
 
     def outputs(self) -> GenerateOutputs:
         outputs = self._outputs()
-        try:
-            keep_index(self._index)
-        except (OSError, TypeError) as error:  # it is a cache
-            self.logger.warning("%s has no index, so it resumes slowly: %s", self._index.path, error)
+        self._index.seal()
+        self._keep_index()
         return outputs
 
     def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
-        pass
+        self._num_unread += len(jobs)
+        if self._num_unread >= READ_EVERY:
+            self._read()
+            self._keep_index()
 
     def _read(self) -> None:
         """Index what was stored since."""
+        self._num_unread = 0
         self._index.read()
         if self._index.failure is not None:
             raise self._index.failure
 
+    def _keep_index(self) -> None:
+        """Write the index's blocks that are not yet kept."""
+        try:
+            keep_index(self._index)
+        except (OSError, TypeError) as error:  # it is a cache
+            self.logger.warning("%s has no index, so it resumes slowly: %s", self._index.path, error)
+
     def _finished(self) -> Any:
         """Numbers of the rows of finished rollouts, those stored since the start last."""
         self._read()
-        return np.concatenate([self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index))])
+        return np.concatenate(
+            [self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index), dtype=self._rows.dtype)]
+        )
 
     def _outputs(self) -> StoredOutputs:
         self._read()
@@ -110,6 +127,7 @@ class LargeRunStore(RunStore):
             found = self._index.keys.find([key for _, key in several])
             found[found < self._num_before] = -1  # saved before, and not done: an error that was to be retried
             rows[[position for position, _ in several]] = found
+        self._index.keys.forget_order()
         places = np.flatnonzero(rows >= 0)
         ids = np.repeat(self.plan.example_ids(), self.plan.siblings)
         return StoredOutputs(

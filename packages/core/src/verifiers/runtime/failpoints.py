@@ -5,7 +5,8 @@
 one comparison. Passes are counted per process, and one fail point is armed at a time.
 
 Fail points: ``journal.open`` (recovered, before truncation), ``journal.before_write``, ``journal.after_write``
-(before the fsync), ``journal.after_fsync``, ``journal.finish``, and ``atomic_write.before_rename``.
+(before the fsync), ``journal.after_fsync``, ``journal.finish``, ``index.append`` (what does not fit is cut off), and
+``atomic_write.before_rename``.
 
 Only tests arm fail points.
 """

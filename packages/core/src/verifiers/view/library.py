@@ -17,7 +17,7 @@ import numpy as np
 
 from verifiers.errors import ConfigError
 from verifiers.results.agreement import agreement
-from verifiers.results.columns import NameColumn, select
+from verifiers.results.columns import NameColumn, Selection
 from verifiers.results.comparison import Measured, compare_runs
 from verifiers.results.index import NAMES, NUMBERS, RowIndex
 from verifiers.results.labels import LABEL, completion_hash, read_labels, write_label
@@ -29,7 +29,7 @@ from verifiers.view.curves import Curves
 from verifiers.view.listing import Listing
 
 MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
-"""Number of indexes in memory, and of their rows, about 200 bytes each; the least recently used is dropped first. The
+"""Number of indexes in memory, and of their rows, 60 to 100 bytes each; the least recently used is dropped first. The
 one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
@@ -108,7 +108,7 @@ class Library:
         facts = {name: described.get(name) for name in ("success_metric", "pass_threshold")}
         rows = np.delete(np.arange(len(index)), index.replaced)
         summary = StoredOutputs(index, rows, facts).summary()
-        counts = {name: known(select(index.columns[name], rows)) for name in ("input_tokens", "output_tokens")}
+        counts = {name: known(Selection(index.columns[name], rows)) for name in ("input_tokens", "output_tokens")}
         summary["usage"] = {name: round(math.fsum(values)) for name, values in counts.items() if any(values)}
         whole = {"cost_usd": described["cost"], "seconds": described["seconds"]} if step is None else {"seconds": None}
         return {**summary, **whole}
@@ -245,4 +245,4 @@ def _short(values: Sequence[float]) -> list[float]:
 
 def _coded(column: NameColumn, first: int, last: int) -> dict[str, Any]:
     """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for none."""
-    return {"names": list(column.names), "codes": column.codes[first:last].tolist()}
+    return {"names": list(column.names), "codes": column.codes[first:last]}

@@ -27,6 +27,7 @@ from verifiers_trainer.cli.throughput import (
     DeviceSpeed,
     MeasuredSpeed,
     Placement,
+    PlannedRun,
     StepTime,
     Training,
     Workload,
@@ -60,6 +61,7 @@ MEANINGS = {
     "sync_bytes_per_s": "of weights to the servers",
     "train_tokens_per_s": "computed tokens of one trainer process",
     "sampled_tokens_per_s": "of one inference device",
+    "sampled_batch": "rollouts of a batch at that speed",
     "sync_s": "seconds of one push of weights",
     "other_s": "seconds of a step that are none of the above",
     "trainers": "processes that train",
@@ -127,7 +129,8 @@ def capacity_plan(
     inputs = _inputs(settings, values, device, run, overrides)
     model = architecture(settings.model)
     number = {name: one.value for name, one in inputs.items()}
-    speed = DeviceSpeed(**{one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed)})
+    named = {one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed) if one.name in number}
+    speed = DeviceSpeed(**named, is_accelerator=device != CPU)
     work = Workload(
         batch_size=values["batch_size"],
         group_size=values["rollouts_per_example"],
@@ -138,17 +141,15 @@ def capacity_plan(
         shares_prompts=values["packing"] and values["share_prompts"],
     )
     steps_per_batch = values["updates_per_batch"] * values["num_iterations"]
-    half = device != CPU
-    bound = ROW_TOKENS if half else ROW_TOKENS_CPU
+    bound = ROW_TOKENS if speed.is_accelerator else ROW_TOKENS_CPU
     training = Training(
         rank=values["lora_rank"] if values["use_lora"] else None,
         checkpointing=bool(values.get("gradient_checkpointing")),
         extra_forwards=bool(values["beta"]) + (values["anchor"] == "recomputed" or steps_per_batch > 1),
         row_tokens=values["micro_batch_tokens"] or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
-        half_precision=half,
         steps_per_batch=steps_per_batch,
     )
-    embedded_bytes = EMBEDDED_CACHE_SHARE * speed.memory if half else EMBEDDED_CACHE_CPU
+    embedded_bytes = EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU
     placement = Placement(
         trainers=int(number["trainers"]),
         samplers=int(number["samplers"]),
@@ -162,18 +163,18 @@ def capacity_plan(
     if work.batch_size % placement.trainers:
         raise ConfigError(f"batch_size {work.batch_size} is not divisible by the {placement.trainers} trainers")
     measured = MeasuredSpeed(
-        number.get("train_tokens_per_s"), number.get("sampled_tokens_per_s"), number.get("sync_s"),
-        number.get("other_s", 0.0),
+        number.get("train_tokens_per_s"), number.get("sampled_tokens_per_s"), number.get("sampled_batch"),
+        number.get("sync_s"), number.get("other_s", 0.0),
     )  # fmt: skip
-    memory = {"trainer": trainer_memory(model, training, placement)}
+    memory = {"trainer": trainer_memory(model, speed, training, placement)}
     sampler = sampler_memory(model, speed, work, placement)
     if placement.samplers:
         memory["inference"] = sampler
     else:
         memory["trainer"]["key/value cache"] = sampler["key/value cache"]
-    parts = model, speed, work, training, placement, measured
+    planned = PlannedRun(model, speed, work, training, placement, measured)
     return CapacityPlan(
-        settings, device, model, inputs, training, placement, step_time(*parts), memory, best_split(*parts),
+        settings, device, model, inputs, training, placement, step_time(planned), memory, best_split(planned),
         values["max_steps"],
     )  # fmt: skip
 
@@ -299,6 +300,7 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
     }
     if sampled_s > 0:
         numbers["sampled_tokens_per_s"] = sampled / sampled_s / max(1, samplers)
+        numbers["sampled_batch"] = total("rollouts/trained") / len(rows)
     return numbers
 
 
@@ -410,11 +412,12 @@ def _unused(plan: CapacityPlan) -> set[str]:
     """Inputs that do not enter this plan, since others replace them."""
     unused = {"run_trainers", "run_samplers"}
     is_measured = {name: name in plan.inputs for name in ("train_tokens_per_s", "sampled_tokens_per_s", "sync_s")}
-    if is_measured["sampled_tokens_per_s"]:
+    is_fixed = is_measured["sampled_tokens_per_s"] and "sampled_batch" not in plan.inputs
+    if is_fixed:
         unused |= {"env_s", "bandwidth_share", "decode_overhead_s"}
     if is_measured["train_tokens_per_s"]:
         unused |= {"row_overhead_s"}
-    if is_measured["train_tokens_per_s"] and is_measured["sampled_tokens_per_s"]:
+    if is_measured["train_tokens_per_s"] and is_fixed:
         unused |= {"flops", "bytes_per_s", "utilisation"}
     if is_measured["sync_s"] or not plan.placement.samplers:
         unused |= {"sync_bytes_per_s"}

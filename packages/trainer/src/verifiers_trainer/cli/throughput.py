@@ -8,6 +8,9 @@ rate times the duration of one (Little 1961). Activations are 34 x width bytes p
 (Korthikanti et al. 2022, arXiv 2205.05198, equation 1, without the matrix of attention scores, which flash attention
 does not store). A ring all-reduce moves 2 x (n - 1) / n of the gradients (Patarasuk and Yuan 2009).
 
+A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads memory and then multiplies, so that both
+times add up, and attention is the whole matrix of a packed row. An engine computes the equal prompts of siblings once.
+
 Not modelled: the spread of lengths (a synchronous step waits for the longest rollout), pipeline bubbles, padding,
 tensor parallelism, experts, evaluations and checkpoints.
 """
@@ -69,9 +72,9 @@ class Architecture:
         return self.layers * rank * (attention + 3 * (self.width + self.mlp_width))
 
     @property
-    def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one token, in 16 bits."""
-        return 2 * self.layers * self.kv_width * HALF
+    def kv_numbers(self) -> int:
+        """Keys and values of one token, over all layers."""
+        return 2 * self.layers * self.kv_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +94,26 @@ class DeviceSpeed:
     decode_overhead_s: float = 0.005
     """Seconds of a decoding step beside the memory it reads: launches, scheduling, sampling."""
     row_overhead_s: float = 0.03
-    """Least seconds of forward and backward pass of a packed row: launches."""
+    """Seconds of forward and backward pass of a packed row beside its operations: launches. The least on an
+    accelerator."""
+    is_accelerator: bool = True
+    """Whether it computes in 16 bits, reads memory while it multiplies, and has flash attention: no CPU."""
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number that it computes with."""
+        return HALF if self.is_accelerator else FLOAT32
+
+    def together_s(self, one_s: float, other_s: float) -> float:
+        """Seconds of two kinds of work that an accelerator does at the same time."""
+        return max(one_s, other_s) if self.is_accelerator else one_s + other_s
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One rollout, on average, and how many a batch takes."""
 
-    batch_size: int
+    batch_size: float
     group_size: int
     prompt_tokens: float
     completion_tokens: float
@@ -155,8 +170,6 @@ class Training:
     """Forward passes beside that of the gradient: old log-probabilities, a reference."""
     row_tokens: int = 1024
     """Tokens of a packed row."""
-    half_precision: bool = True
-    """Whether layers compute in 16 bits."""
     steps_per_batch: int = 1
 
 
@@ -168,9 +181,23 @@ class MeasuredSpeed:
     """Computed tokens of one trainer process."""
     sampled_tokens_per_s: float | None = None
     """Of one inference device."""
+    sampled_batch: float | None = None
+    """``batch_size`` of that run: of more rollouts at a time, decoding is faster. None: that of this run."""
     sync_s: float | None = None
     other_s: float = 0.0
     """Seconds of a step that are neither waiting, training nor synchronisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """All that the time of a step is computed from."""
+
+    model: Architecture
+    device: DeviceSpeed
+    work: Workload
+    training: Training
+    placement: Placement
+    measured: MeasuredSpeed = MeasuredSpeed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,23 +244,25 @@ def train_s(
     """Seconds in which one trainer computes its share of a batch and updates the weights, without the exchange."""
     tokens = work.batch_size * work.computed_tokens / placement.trainers
     rows = math.ceil(tokens / training.row_tokens)
-    compute = tokens * train_flops(model, training, work.tokens) / (device.flops * device.utilisation)
+    context = work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)  # 2: not causal
+    compute = tokens * train_flops(model, training, context) / (device.flops * device.utilisation)
     divided = placement.trainers if placement.shards else 1
     update = ADAMW_TRAFFIC * trained_parameters(model, training) / divided / device.bytes_per_s
-    return max(compute, rows * device.row_overhead_s) + training.steps_per_batch * update
+    return device.together_s(compute, rows * device.row_overhead_s) + training.steps_per_batch * update
 
 
 def decode_s(model: Architecture, device: DeviceSpeed, concurrent: float, context: float) -> float:
     """Seconds in which ``concurrent`` sequences of ``context`` tokens get one token each."""
-    read = HALF * model.parameters + concurrent * context * model.kv_bytes
+    read = device.number_bytes * (model.parameters + concurrent * context * model.kv_numbers)
     from_memory = read / (device.bytes_per_s * device.bandwidth_share)
     from_matrices = 2 * model.parameters * concurrent / (device.flops * device.utilisation)
-    return max(from_memory, from_matrices) + device.decode_overhead_s
+    return device.together_s(from_memory, from_matrices) + device.decode_overhead_s
 
 
 def cache_tokens(model: Architecture, device: DeviceSpeed, placement: Placement) -> float:
     """Tokens whose keys and values fit beside the weights on an inference device, of nine tenths of its memory."""
-    return min(placement.cache_bytes, max(0.0, 0.9 * device.memory - HALF * model.parameters)) / model.kv_bytes
+    free = max(0.0, 0.9 * device.memory - device.number_bytes * model.parameters)
+    return min(placement.cache_bytes, free) / (device.number_bytes * model.kv_numbers)
 
 
 def generate_s(model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement) -> tuple[float, float]:
@@ -245,7 +274,7 @@ def generate_s(model: Architecture, device: DeviceSpeed, work: Workload, placeme
     count = max(1, placement.samplers)
     context = work.prompt_tokens + work.completion_tokens / 2
     fits = max(1.0, cache_tokens(model, device, placement) / work.tokens)
-    prompt_s = 2 * model.parameters * work.prompt_tokens / (device.flops * device.utilisation)
+    prompt_s = 2 * model.parameters * work.prompt_tokens / work.group_size / (device.flops * device.utilisation)
     concurrent = min(fits, _in_flight(work, placement) / count)
     for _ in range(60):  # halves the distance to the fixed point at least
         busy_s = work.completion_tokens * decode_s(model, device, concurrent, context) + prompt_s * concurrent
@@ -263,21 +292,13 @@ def sync_bytes(model: Architecture, training: Training) -> float:
     return FLOAT32 * trained_parameters(model, training) if training.rank else HALF * model.parameters
 
 
-def step_time(
-    model: Architecture,
-    device: DeviceSpeed,
-    work: Workload,
-    training: Training,
-    placement: Placement,
-    measured: MeasuredSpeed | None = None,
-) -> StepTime:
+def step_time(run: PlannedRun) -> StepTime:
     """Predict one batch. On devices of their own, generation and training overlap unless the run is synchronous."""
-    speed = measured or MeasuredSpeed()
+    model, device, work, training, placement = run.model, run.device, run.work, run.training, run.placement
+    speed = run.measured
+    generation, concurrent = generate_s(model, device, work, placement)
     if speed.sampled_tokens_per_s:
-        rate = speed.sampled_tokens_per_s * max(1, placement.samplers)
-        generation, concurrent = work.batch_size * work.surplus * work.completion_tokens / rate, 0.0
-    else:
-        generation, concurrent = generate_s(model, device, work, placement)
+        generation, concurrent = generation * _slower(run), 0.0
     exchange = training.steps_per_batch * exchange_s(model, training, placement)
     if speed.train_tokens_per_s:
         train = work.batch_size * work.computed_tokens / placement.trainers / speed.train_tokens_per_s + exchange
@@ -306,12 +327,24 @@ def step_time(
     )
 
 
-def trainer_memory(model: Architecture, training: Training, placement: Placement) -> dict[str, float]:
+def _slower(run: PlannedRun) -> float:
+    """How many times as long as by the formula a measured run generated."""
+    model, device, work, placement, speed = run.model, run.device, run.work, run.placement, run.measured
+    assert speed.sampled_tokens_per_s is not None
+    measured = work if speed.sampled_batch is None else replace(work, batch_size=speed.sampled_batch)
+    num_tokens = measured.batch_size * measured.surplus * measured.completion_tokens
+    by_formula, _ = generate_s(model, device, measured, placement)
+    return num_tokens / (speed.sampled_tokens_per_s * max(1, placement.samplers)) / by_formula
+
+
+def trainer_memory(
+    model: Architecture, device: DeviceSpeed, training: Training, placement: Placement
+) -> dict[str, float]:
     """Bytes on one trainer's device, by what holds them, without the copy of the policy that rank 0 has of shards."""
     trained = trained_parameters(model, training)
     frozen = 0 if training.rank is None else model.parameters
     divided = placement.trainers if placement.shards else 1
-    number = HALF if training.half_precision else FLOAT32
+    number = device.number_bytes
     per_token = 34 * model.width * (number / HALF)
     per_row_token = (
         model.layers * model.width * number + per_token if training.checkpointing else model.layers * per_token
@@ -326,29 +359,24 @@ def trainer_memory(model: Architecture, training: Training, placement: Placement
 
 
 def sampler_memory(model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement) -> dict[str, float]:
-    """Bytes on one inference device: weights in 16 bits, and the cache of the rollouts in flight, as far as it fits."""
+    """Bytes on one inference device: weights, and the cache of the rollouts in flight, as far as it fits."""
     in_flight = _in_flight(work, placement) / max(1, placement.samplers)
     tokens = min(in_flight * work.tokens, cache_tokens(model, device, placement))
-    return {"weights": HALF * model.parameters, "key/value cache": tokens * model.kv_bytes}
+    number = device.number_bytes
+    return {"weights": number * model.parameters, "key/value cache": number * tokens * model.kv_numbers}
 
 
-def best_split(
-    model: Architecture,
-    device: DeviceSpeed,
-    work: Workload,
-    training: Training,
-    placement: Placement,
-    measured: MeasuredSpeed | None = None,
-) -> tuple[Placement, StepTime]:
+def best_split(run: PlannedRun) -> tuple[Placement, StepTime]:
     """Return the division of all devices between inference and training that has the shortest step.
 
     A number of trainers must divide the batch.
     """
+    placement = run.placement
     total = placement.trainers + placement.samplers
     splits = [
         replace(placement, trainers=trainers, samplers=total - trainers)
         for trainers in range(1, total + (placement.samplers == 0))
-        if work.batch_size % trainers == 0
+        if run.work.batch_size % trainers == 0
     ]
-    timed = [(split, step_time(model, device, work, training, split, measured)) for split in splits]
+    timed = [(split, step_time(replace(run, placement=split))) for split in splits]
     return min(timed, key=lambda pair: pair[1].step_s)

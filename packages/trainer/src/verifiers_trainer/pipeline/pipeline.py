@@ -294,9 +294,10 @@ class Pipeline:
         return self.config.batch_size // self.config.rollouts_per_example
 
     def _admit(self) -> None:
-        """Start as many groups as the capacity allows, requeued ones first."""
+        """Start as many groups as the capacity allows, requeued ones first; none for the policy after the last step."""
         group = self.config.rollouts_per_example
-        while not self.closing and self._failure is None and self.capacity >= group:
+        is_trained = 0 <= self.config.max_steps <= self.version  # a resumed, longer run starts them with this policy
+        while not (is_trained or self.closing) and self._failure is None and self.capacity >= group:
             if self.state.requeue:
                 self._begin(self.state.requeue.pop(0))
             elif not self._exhausted:
