@@ -114,18 +114,22 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
     version = _versions(choice, completion)
-    tokens = _tokens(completion, choice, version)
-    if request.require_tokens and not isinstance(tokens, ResponseTokens):
-        name, reason = tokens
-        raise MalformedResponse(f"{where} answered without usable {name}: {reason}", field=name)
+    found = _tokens(completion, choice, version)
+    tokens, missing = None, ""
+    if isinstance(found, ResponseTokens):
+        tokens = found
+    else:
+        name, missing = found
+        if request.require_tokens:
+            raise MalformedResponse(f"{where} answered without usable {name}: {missing}", field=name)
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
-        tokens=tokens if isinstance(tokens, ResponseTokens) else None,
-        tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
+        tokens=tokens,
+        tokens_missing=missing,
         token_logprobs=None if request.require_tokens else _by_text(choice.logprobs),
-        version=int(np.min(version)),
+        version=version if isinstance(version, int) else int(version.min()),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
         created=int(completion.created) if isinstance(completion.created, int | float) else 0,
@@ -154,8 +158,8 @@ def _message(choice: Choice, where: str) -> Message:
     if isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
     for name in ("thinking_blocks", "refusal"):
-        if body.get(name):
-            message[name] = body[name]
+        if value := body.get(name):
+            message[name] = value
     return message
 
 
