@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from time import monotonic, process_time, thread_time
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from verifiers.errors import TooManyFaults
@@ -173,8 +173,9 @@ async def maybe_await(value: Any) -> Any:
 
 
 def is_awaitable(value: object) -> bool:
-    """As ``inspect.isawaitable``, but fast for the plain values that synchronous callables mostly return."""
-    return type(value) not in _PLAIN and inspect.isawaitable(value)
+    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous callables."""
+    kind = type(value)
+    return kind is CoroutineType or (kind not in _PLAIN and inspect.isawaitable(value))
 
 
 def num_positional(function: Callable[..., Any]) -> int:
@@ -219,12 +220,8 @@ class Done:
 
 
 NOTHING, YES, NO = Done(), Done(True), Done(False)
+"""No value; the two values of a condition that older code awaits."""
 _PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
-
-
-def answer(condition: object) -> Done:
-    """``YES`` or ``NO``: the value of a condition that older code awaits."""
-    return YES if condition else NO
 
 
 def started(work: Coroutine[Any, Any, T]) -> Done | Coroutine[Any, Any, T]:
@@ -674,7 +671,9 @@ class Deadline:
             return self
         if limit_s >= COARSE_FROM_S:
             self._timer = ticker = _TICKERS.get(loop) or _new_ticker(loop)
-            ticker.add(self, loop.time() + limit_s)
+            ticker.waiting[self] = loop.time() + limit_s
+            if not ticker.is_ticking:
+                ticker.start()
         else:
             self._timer = loop.call_later(max(limit_s, 0.0), self.expire)
         return self
@@ -710,27 +709,26 @@ class Deadline:
 class _Ticker:
     """The limits of five seconds or more on one event loop; ticks while any is active."""
 
-    __slots__ = ("_is_ticking", "_loop", "waiting")
+    __slots__ = ("_loop", "is_ticking", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.waiting: dict[Deadline, float] = {}
         """Limit -> time at which it expires, on the loop's clock."""
+        self.is_ticking = False
         self._loop = loop
-        self._is_ticking = False
 
-    def add(self, deadline: Deadline, when: float) -> None:
-        self.waiting[deadline] = when
-        if not self._is_ticking:
-            self._is_ticking = True
-            self._loop.call_later(TICK_S, self._tick)
+    def start(self) -> None:
+        """Begin to tick; it stops by itself when no limit is left."""
+        self.is_ticking = True
+        self._loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         now = self._loop.time()
         for deadline in [deadline for deadline, when in self.waiting.items() if when <= now]:
             del self.waiting[deadline]
             deadline.expire()
-        self._is_ticking = bool(self.waiting)
-        if self._is_ticking:
+        self.is_ticking = bool(self.waiting)
+        if self.is_ticking:
             self._loop.call_later(TICK_S, self._tick)
 
 
