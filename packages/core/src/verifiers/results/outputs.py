@@ -420,10 +420,12 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
     for output in outputs:
         groups.setdefault(example_key(output), []).append(output)
     for group in groups.values():
-        if all(output["advantage"] is None for output in group):
-            advantages = centered_advantages([output["reward"] for output in group])
-        else:
-            advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
+        advantages = [output["advantage"] for output in group]
+        if None in advantages:
+            if advantages.count(None) == len(group):
+                advantages = centered_advantages([output["reward"] for output in group])
+            else:
+                advantages = [math.nan if advantage is None else advantage for advantage in advantages]
         for output, advantage in zip(group, advantages, strict=True):
             set_advantage(output, advantage)
 
@@ -775,16 +777,21 @@ class Measurements:
         return cls(
             rewards=[output["reward"] for output in outputs],
             examples=[example_key(output) for output in outputs],
-            metrics={n: [m.get(n, math.nan) for m in metrics] for n in dict.fromkeys(n for m in metrics for n in m)},
+            metrics={n: [m.get(n, math.nan) for m in metrics] for n in _names_in(metrics)},
             errors=[None if error is None else error.get("error") or "unknown" for error in errors],
             causes=[None if error is None else f"{error.cause} in {error.get('where')}" for error in errors],
             stop_conditions=[output["stop_condition"] for output in outputs],
-            usage={n: [u.get(n, math.nan) for u in usages] for n in dict.fromkeys(n for u in usages for n in u)},
+            usage={n: [u.get(n, math.nan) for u in usages] for n in _names_in(usages)},
             total_ms=[(output["timing"] or {}).get("total_ms", math.nan) for output in outputs],
         )
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+
+def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """The keys of all, in order of appearance."""
+    return dict.fromkeys(itertools.chain.from_iterable(mappings))
 
 
 class GenerateMetadata(AttributeDict):
@@ -893,13 +900,12 @@ def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshol
         values = [reward if math.isnan(reward) else float(reward >= threshold) for reward in rewards]
     if measured is not None:
         values = [value if math.isnan(own) else own for own, value in zip(measured, values, strict=True)]
-    is_strict = all(value in (0.0, 1.0) for value in known(values))
-    return values if is_strict else [math.nan] * len(values)
+    return values if {0.0, 1.0}.issuperset(known(values)) else [math.nan] * len(values)
 
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
     rewards, examples = measured.rewards, measured.examples
-    failed = [_is_of_rollout(error) for error in measured.errors]
+    failed = [error is not None and _is_of_rollout(error) for error in measured.errors]
     solved = _solved(rewards, measured.metrics.get(SUCCESS), threshold)
     passed = pass_rates(solved, examples, siblings)
     return {
@@ -981,9 +987,13 @@ def total_usage(measured: Measurements) -> dict[str, int]:
 
 def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
-    columns = measured.usage.values()
-    num_counted = sum(any(count == count for count in counts) for counts in zip(*columns, strict=True))
-    return {name: math.fsum(known(counts)) / num_counted for name, counts in measured.usage.items()}
+    counted = {name: known(counts) for name, counts in measured.usage.items()}
+    if len(measured) in map(len, counted.values()):  # one that every rollout has
+        num_counted = len(measured)
+    else:
+        rows = zip(*measured.usage.values(), strict=True)
+        num_counted = sum(any(count == count for count in counts) for counts in rows)
+    return {name: math.fsum(counts) / num_counted for name, counts in counted.items()}
 
 
 def cost_usd(prices: Mapping[str, float] | None, measured: Measurements) -> float | None:

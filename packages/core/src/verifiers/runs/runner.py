@@ -800,8 +800,8 @@ class RunStore:
 
     def served_models(self, requested: str) -> dict[str, int]:
         """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
-        names = (row.get(SERVED_MODELS) or [requested] for row in self.rows.values() if row["completion"])
-        return other_than(requested, Counter(name for several in names for name in several))
+        names = [row.get(SERVED_MODELS) or [requested] for row in self.rows.values() if row["completion"]]
+        return other_than(requested, Counter(itertools.chain.from_iterable(names)))
 
     def metadata(self, status: str) -> GenerateMetadata:
         """Statistics of the finished rollouts, and facts of the run."""
@@ -833,8 +833,9 @@ class RunStore:
         for state in states:
             for step in state["trajectory"]:
                 self.num_turns += 1
-                has_texts = bool((dict.get(step, "extras") or {}).get("logprobs"))  # by the texts of the tokens
-                if dict.__getitem__(step, "tokens") is None and not has_texts:
+                if dict.__getitem__(step, "tokens") is not None:
+                    continue
+                if not (dict.get(step, "extras") or {}).get("logprobs"):  # by the texts of the tokens
                     reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
                     self.without_tokens[reason] += 1
 
