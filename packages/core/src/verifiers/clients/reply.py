@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -23,6 +24,9 @@ from verifiers.types import AssistantMessage, Message, ModelRequest, Response, R
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
 """Values of ``MalformedResponse.field`` for incomplete token data."""
 
+_ID_PREFIX = "token_id:"
+"""Of a token that the server names by its id."""
+_TEXT, _NUMBERS = frozenset((str,)), frozenset((int, float))
 _FINISH_REASONS = {
     "length": "length",
     "max_tokens": "length",
@@ -191,11 +195,12 @@ def _by_text(logprobs: Logprobs | None) -> dict[str, Any] | None:
         texts, values = [entry.token for entry in logprobs.content], [entry.logprob for entry in logprobs.content]
     else:
         texts, values = logprobs.tokens or [], logprobs.token_logprobs or []
-    are_texts = all(isinstance(text, str) and not text.startswith("token_id:") for text in texts)
-    are_numbers = all(isinstance(value, int | float) for value in values)
-    if not (are_texts and are_numbers and 0 < len(texts) == len(values)):
+    if not (0 < len(texts) == len(values) and _TEXT.issuperset(map(type, texts))):
         return None
-    return {"texts": [sys.intern(text) for text in texts], "logprobs": array("d", values)}
+    are_numbers = _NUMBERS.issuperset(map(type, values)) or all(isinstance(value, int | float) for value in values)
+    if not are_numbers or any(map(str.startswith, texts, repeat(_ID_PREFIX))):
+        return None
+    return {"texts": list(map(sys.intern, texts)), "logprobs": array("d", values)}
 
 
 def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:
@@ -229,7 +234,7 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
     texts = [entry.token for entry in entries] if entries is not None else logprobs.tokens
     if not texts:
         return None
-    if all(isinstance(text, str) and text.startswith("token_id:") and text[9:].isdigit() for text in texts):
+    if all(isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdigit() for text in texts):
         return [int(text[9:]) for text in texts]
     if entries is not None and all(type(entry.id) is int for entry in entries):
         return [entry.id for entry in entries]

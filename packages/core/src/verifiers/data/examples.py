@@ -481,12 +481,12 @@ _DICTS = (Message, ToolCall, AttributeDict)
 def copy_row(value: Any) -> Any:
     """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
     kind: Any = type(value)
-    if kind in _ATOMS:
-        return value
     if kind is list:
         return value[:] if _are_atoms(map(type, value)) else [copy_row(member) for member in value]
     if kind is dict:
         copied = value.copy()
+    elif kind in _ATOMS:
+        return value
     elif isinstance(value, _DICTS):
         copied = kind.__new__(kind)
         dict.update(copied, value)

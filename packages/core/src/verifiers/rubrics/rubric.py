@@ -1190,7 +1190,11 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
 
 def _center_advantages(states: Sequence[State]) -> None:
     rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
-    for state, advantage in zip(states, centered_advantages(rewards), strict=True):
+    if len(states) == 1:  # a group of one has no siblings to compare with
+        advantages = [NAN if math.isnan(rewards[0]) else 0.0]
+    else:
+        advantages = centered_advantages(rewards)
+    for state, advantage in zip(states, advantages, strict=True):
         state["advantage"] = advantage
         _fill_turns(state, "advantage")
 

@@ -671,9 +671,7 @@ class Deadline:
             return self
         if limit_s >= COARSE_FROM_S:
             self._timer = ticker = _TICKERS.get(loop) or _new_ticker(loop)
-            ticker.waiting[self] = loop.time() + limit_s
-            if not ticker.is_ticking:
-                ticker.start()
+            ticker.add(self, loop.time() + limit_s)
         else:
             self._timer = loop.call_later(max(limit_s, 0.0), self.expire)
         return self
@@ -709,26 +707,27 @@ class Deadline:
 class _Ticker:
     """The limits of five seconds or more on one event loop; ticks while any is active."""
 
-    __slots__ = ("_loop", "is_ticking", "waiting")
+    __slots__ = ("_is_ticking", "_loop", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.waiting: dict[Deadline, float] = {}
         """Limit -> time at which it expires, on the loop's clock."""
-        self.is_ticking = False
         self._loop = loop
+        self._is_ticking = False
 
-    def start(self) -> None:
-        """Begin to tick; it stops by itself when no limit is left."""
-        self.is_ticking = True
-        self._loop.call_later(TICK_S, self._tick)
+    def add(self, deadline: Deadline, when: float) -> None:
+        self.waiting[deadline] = when
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         now = self._loop.time()
         for deadline in [deadline for deadline, when in self.waiting.items() if when <= now]:
             del self.waiting[deadline]
             deadline.expire()
-        self.is_ticking = bool(self.waiting)
-        if self.is_ticking:
+        self._is_ticking = bool(self.waiting)
+        if self._is_ticking:
             self._loop.call_later(TICK_S, self._tick)
 
 
