@@ -220,7 +220,7 @@ class HttpClient(Identified):
             if content.is_eof():  # the reply came as a whole, which most do: nothing to wait for
                 body = content.read_nowait()
                 if len(body) > max_bytes:
-                    raise TooLong("the reply", max_bytes)
+                    raise self._too_long()
                 return body
             return await read_chunks(content.iter_any(), max_bytes, "the reply")
         except BaseException as error:  # a cancellation too: the next request would read the rest of the body
