@@ -92,6 +92,14 @@ async def test_tokens_of_the_cache_and_of_reasoning_are_counted_where_the_server
         assert (await ask(server)).usage == vf.Usage(30)
 
 
+async def test_a_reply_that_arrives_as_a_whole_has_a_limit_too():
+    """Negative control: the same reply within its limit."""
+    with FakeServer("x" * 2000) as server:
+        with pytest.raises(MalformedResponse, match=r"more than 1000 bytes \(decoded\)"):
+            await ask(server, retry=RetryPolicy(max_retries=0), max_response_bytes=1000)
+        assert (await ask(server, max_response_bytes=10_000)).text == "x" * 2000
+
+
 async def test_tool_calls_reasoning_and_part_lists_are_normalised():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     message = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "reasoning": "hm",

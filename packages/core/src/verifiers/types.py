@@ -107,12 +107,6 @@ class Message(dict[str, Any]):
 Messages: TypeAlias = "list[Message] | str"
 
 
-def _message(role: str, content: object, /, **optional: object) -> dict[str, Any]:
-    fields = {"role": role, "content": content}
-    fields.update((k, v) for k, v in optional.items() if v is not None)
-    return fields
-
-
 class SystemMessage(Message):
     """A system message.
 
@@ -199,12 +193,13 @@ class AssistantMessage(Message):
         thinking_blocks: Sequence[Any] | None = None,
         role: Literal["assistant"] = "assistant",
     ):
-        optional = {
-            "tool_calls": tool_calls,
-            "reasoning_content": reasoning_content,
-            "thinking_blocks": thinking_blocks,
-        }
-        super().__init__(_message(role, "" if content is None and not tool_calls else content, **optional))
+        super().__init__(role=role, content="" if content is None and not tool_calls else content)
+        if tool_calls is not None:
+            self["tool_calls"] = tool_calls
+        if reasoning_content is not None:
+            self["reasoning_content"] = reasoning_content
+        if thinking_blocks is not None:
+            self["thinking_blocks"] = thinking_blocks
 
 
 class ResponseMessage(AssistantMessage):
@@ -268,7 +263,9 @@ class ToolMessage(Message):
     __slots__ = ()
 
     def __init__(self, content: Content, tool_call_id: str, role: Literal["tool"] = "tool"):
-        super().__init__(_message(role, content, tool_call_id=tool_call_id))
+        super().__init__(role=role, content=content)
+        if tool_call_id is not None:
+            self["tool_call_id"] = tool_call_id
 
 
 class TextMessage(Message):
@@ -285,7 +282,7 @@ class TextMessage(Message):
     __slots__ = ()
 
     def __init__(self, content: str, role: Literal["text"] = "text"):
-        super().__init__(_message(role, content))
+        super().__init__(role=role, content=content)
 
 
 class _Function(dict[str, Any]):
@@ -727,7 +724,10 @@ class StopReason(StrEnum):
     @classmethod
     def truncates(cls, reason: str | None) -> bool:
         """Whether a rollout that ended for this reason was truncated by a limit of tokens or time."""
-        return reason in (cls.MAX_SEQ_LEN, cls.MAX_COMPLETION_TOKENS, cls.PROMPT_TOO_LONG, cls.TIMEOUT)
+        return reason in _TRUNCATING
+
+
+_TRUNCATING = StopReason.MAX_SEQ_LEN, StopReason.MAX_COMPLETION_TOKENS, StopReason.PROMPT_TOO_LONG, StopReason.TIMEOUT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,6 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
 from verifiers.results.outputs import json_ready, state_to_output
-from verifiers.rollouts.author_code import extra_arguments
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
@@ -97,9 +96,9 @@ def _report_timeout(
 async def _check_types(env: Environment, state: State, findings: Findings) -> None:
     """Check return types that the loop does not validate: stop conditions, and the completion."""
     cls: Any = type(env)
-    for name, condition, extras in stop_conditions(cls):
+    for name, condition in stop_conditions(cls):
         try:
-            holds = await maybe_await(condition(env, state, **extra_arguments(env, state, extras)))
+            holds = await maybe_await(condition(env, state))
         except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
             findings.note(f"the stop condition {name} cannot be evaluated after a rollout: {error_text(error)}")
             continue

@@ -215,9 +215,14 @@ class HttpClient(Identified):
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """The decoded body; the connection is released at its end, and closed when cancelled or when it is too long."""
-        max_bytes = self.config.max_response_bytes
+        content, max_bytes = response.content, self.config.max_response_bytes
         try:
-            return await read_chunks(response.content.iter_any(), max_bytes, "the reply")
+            if content.is_eof():  # the reply came as a whole, which most do: nothing to wait for
+                body = content.read_nowait()
+                if len(body) > max_bytes:
+                    raise self._too_long()
+                return body
+            return await read_chunks(content.iter_any(), max_bytes, "the reply")
         except BaseException as error:  # a cancellation too: the next request would read the rest of the body
             response.close()
             if not isinstance(error, TooLong):
@@ -327,14 +332,14 @@ class OpenAIChatCompletionsClient(HttpClient):
             nonlocal body, max_tokens_name
             pool = self._pools.here()
             status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
-                max_tokens_name = "max_tokens"
-                body = to_body(request, max_tokens_name)
-                status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-                if status == 200:
-                    self._max_tokens_name = max_tokens_name
             if status != 200:
-                raise failure(status, response, pool.endpoint, request.model, retry_after)
+                if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
+                    max_tokens_name = "max_tokens"
+                    body = to_body(request, max_tokens_name)
+                    status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                if status != 200:
+                    raise failure(status, response, pool.endpoint, request.model, retry_after)
+                self._max_tokens_name = max_tokens_name
             where = pool.endpoint.url
             raw = msgspec.json.decode(response) if self.keep_raw else None
             completion = to_response(decode(response, where), request, where, raw)

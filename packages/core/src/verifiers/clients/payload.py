@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +96,11 @@ def has_audio(prompt: Messages) -> bool:
     """Return whether any message has an ``input_audio`` part."""
     if isinstance(prompt, str):
         return False
-    with suppress(KeyError):  # a message without content
+    try:
         if _TEXT.issuperset(map(type, map(_CONTENT, prompt))):  # fast path: all contents are text
             return False
+    except KeyError:  # a message without content
+        pass
     for message in prompt:
         content = message.get("content")
         if isinstance(content, list) and any(

@@ -14,6 +14,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -25,6 +26,9 @@ from verifiers.types import AssistantMessage, Message, ModelRequest, Response, R
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
 """Values of ``MalformedResponse.field`` for incomplete token data."""
 
+_ID_PREFIX = "token_id:"
+"""Of a token that the server names by its id."""
+_TEXT, _NUMBERS = frozenset((str,)), frozenset((int, float))
 _FINISH_REASONS = {
     "length": "length",
     "max_tokens": "length",
@@ -116,18 +120,22 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
     version, logprobs = _versions(choice, completion), _logprobs(choice.logprobs)
-    tokens = _tokens(completion, choice, logprobs, version)
-    if request.require_tokens and not isinstance(tokens, ResponseTokens):
-        name, reason = tokens
-        raise MalformedResponse(f"{where} answered without usable {name}: {reason}", field=name)
+    found = _tokens(completion, choice, logprobs, version)
+    tokens, missing = None, ""
+    if isinstance(found, ResponseTokens):
+        tokens = found
+    else:
+        name, missing = found
+        if request.require_tokens:
+            raise MalformedResponse(f"{where} answered without usable {name}: {missing}", field=name)
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
-        tokens=tokens if isinstance(tokens, ResponseTokens) else None,
-        tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
+        tokens=tokens,
+        tokens_missing=missing,
         token_logprobs=None if request.require_tokens else _by_text(completion, choice.logprobs, logprobs),
-        version=int(np.min(version)),
+        version=version if isinstance(version, int) else int(version.min()),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
         created=int(completion.created) if isinstance(completion.created, int | float) else 0,
@@ -156,8 +164,8 @@ def _message(choice: Choice, where: str) -> Message:
     if isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
     for name in ("thinking_blocks", "refusal"):
-        if body.get(name):
-            message[name] = body[name]
+        if value := body.get(name):
+            message[name] = value
     return message
 
 
@@ -242,7 +250,8 @@ def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
         return array("d")
     content = logprobs.content
     values = (logprobs.token_logprobs or []) if content is None else [entry.logprob for entry in content]
-    return array("d", values) if all(isinstance(value, int | float) for value in values) else None
+    are_numbers = _NUMBERS.issuperset(map(type, values)) or all(isinstance(value, int | float) for value in values)
+    return array("d", values) if are_numbers else None
 
 
 def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[float] | None) -> dict[str, Any] | None:
@@ -255,8 +264,9 @@ def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[fl
         return None
     content = logprobs.content
     texts = (logprobs.tokens or []) if content is None else [entry.token for entry in content]
-    are_texts = all(isinstance(text, str) and not text.startswith("token_id:") for text in texts)
-    if not (are_texts and 0 < len(texts) == len(values)):
+    if not (0 < len(texts) == len(values) and _TEXT.issuperset(map(type, texts))):
+        return None
+    if any(map(str.startswith, texts, repeat(_ID_PREFIX))):
         return None
     vocabulary = _VOCABULARIES.setdefault(str(completion.model), Vocabulary())
     return {"texts": TokenTexts(texts, vocabulary), "logprobs": values}
@@ -294,7 +304,7 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
     texts = [entry.token for entry in entries] if entries is not None else logprobs.tokens
     if not texts:
         return None
-    if all(isinstance(text, str) and text.startswith("token_id:") and text[9:].isdigit() for text in texts):
+    if all(isinstance(text, str) and text.startswith(_ID_PREFIX) and text[9:].isdigit() for text in texts):
         return [int(text[9:]) for text in texts]
     if entries is not None and all(type(entry.id) is int for entry in entries):
         return [entry.id for entry in entries]

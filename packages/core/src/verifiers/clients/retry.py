@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.reply import TOKEN_FIELDS
@@ -61,21 +62,27 @@ class RetryPolicy:
         return num_failures > limit
 
 
-async def call_with_retries(
+def call_with_retries(
     send: Callable[[], Awaitable[Response]],
     policy: RetryPolicy,
     limiter: AdaptiveLimiter,
     timeout_s: float | None = None,
-) -> Response:
+) -> Coroutine[Any, Any, Response]:
     """Return the first success of ``send``, with the failures before it in ``Response.attempts``.
 
     ``timeout_s`` bounds the whole call, including pauses and the wait for the limiter. Raises: the last failure, after
     the last retry; ``ModelUnavailable`` after the timeout; anything but a ``ModelError`` at once.
     """
+    if timeout_s is None:
+        return _repeat(send, policy, limiter, [], time.monotonic(), None)
+    return _repeat_within(timeout_s, send, policy, limiter)
+
+
+async def _repeat_within(
+    timeout_s: float, send: Callable[[], Awaitable[Response]], policy: RetryPolicy, limiter: AdaptiveLimiter
+) -> Response:
     attempts: list[Attempt] = []
     started = time.monotonic()
-    if timeout_s is None:
-        return await _repeat(send, policy, limiter, attempts, started, None)
     try:
         async with asyncio.timeout(timeout_s):
             return await _repeat(send, policy, limiter, attempts, started, started + timeout_s)

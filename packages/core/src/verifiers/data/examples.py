@@ -474,26 +474,28 @@ def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> s
 
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
+_are_atoms = _ATOMS.issuperset
 _DICTS = (Message, ToolCall, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:
     """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
     kind: Any = type(value)
-    if kind in _ATOMS:
-        return value
     if kind is list:
-        return [member if type(member) in _ATOMS else copy_row(member) for member in value]
+        return value[:] if _are_atoms(map(type, value)) else [copy_row(member) for member in value]
     if kind is dict:
         copied = value.copy()
+    elif kind in _ATOMS:
+        return value
     elif isinstance(value, _DICTS):
         copied = kind.__new__(kind)
         dict.update(copied, value)
     else:
         return copy.deepcopy(value)
-    for key, member in dict.items(copied):
-        if type(member) not in _ATOMS:
-            dict.__setitem__(copied, key, copy_row(member))
+    if not _are_atoms(map(type, dict.values(copied))):
+        for key, member in dict.items(copied):
+            if type(member) not in _ATOMS:
+                dict.__setitem__(copied, key, copy_row(member))
     return copied
 
 

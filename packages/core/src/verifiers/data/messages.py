@@ -35,10 +35,17 @@ _CLASSES: dict[str, type[Message]] = {
     "text": TextMessage,
 }
 
+_KINDS = frozenset(_CLASSES.values())
+
 # what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi, tags, surrogates
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
 )
+
+
+def are_messages(values: Sequence[object]) -> bool:
+    """Return whether all are ``Message`` objects."""
+    return _KINDS.issuperset(map(type, values)) or all(isinstance(value, Message) for value in values)
 
 
 def normalize_messages(value: object, message_type: str = "chat") -> Messages:

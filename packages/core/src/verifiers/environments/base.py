@@ -24,7 +24,7 @@ from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_fr
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import DatasetLike, Example, RowFormat, Table
 from verifiers.data.kept_rows import read_kept_rows
-from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
+from verifiers.data.messages import are_messages, check_parts, normalize_chat, normalize_messages
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import Hook, decorated, stop
@@ -33,11 +33,11 @@ from verifiers.rollouts.loop import is_completed, new_state
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
-from verifiers.runtime.loops import NO, NOTHING, answer, blocking, dual, maybe_await
+from verifiers.runtime.loops import NO, NOTHING, YES, blocking, dual, is_awaitable, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.storage.identity import Free, Identified
-from verifiers.types import Message, Messages, ModelRequest, Response
+from verifiers.types import Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
@@ -650,12 +650,8 @@ class Environment(Identified):
 
     def as_prompt(self, messages: object) -> Messages:
         """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is returned unchanged."""
-        if self.message_type == "chat" and type(messages) is list:
-            for message in messages:
-                if not isinstance(message, Message):
-                    break
-            else:
-                return messages
+        if self.message_type == "chat" and type(messages) is list and are_messages(messages):
+            return messages
         return normalize_messages(messages, self.message_type)
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
@@ -690,7 +686,8 @@ class Environment(Identified):
             state["prompt_too_long"] = True
             if step["tokens"] is not None:
                 step["tokens"]["overlong_prompt"] = True
-        await maybe_await(self.add_trajectory_step(state, step))
+        if is_awaitable(added := self.add_trajectory_step(state, step)):
+            await added
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
         """The step whose conversation the next turn continues: the newest one; None before the first."""
@@ -703,9 +700,11 @@ class Environment(Identified):
 
     def _count_usage(self, state: State, response: Response) -> None:
         """Count the tokens of a response once, where it is received or where its turn is recorded."""
-        if not any(counted is response for counted in state.counted):
-            state.counted.append(response)
-            self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
+        for counted in state.counted:
+            if counted is response:
+                return
+        state.counted.append(response)
+        self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Add the tokens of an extra model call to the usage of the rollout."""
@@ -882,7 +881,9 @@ class MultiTurnEnv(Environment):
             return conversation
         conversation = state["trajectory"][-1].conversation()
         with Hook(state, "env_response", timing=None):
-            response = await maybe_await(self.env_response(conversation[:], state))
+            response = self.env_response(conversation[:], state)
+            if is_awaitable(response):
+                response = await response
             if isinstance(response, tuple):
                 response = _without_state(response, state)
             if response is None or state["final_env_response"] is not None:
@@ -899,30 +900,30 @@ class MultiTurnEnv(Environment):
 
     @stop(priority=100)
     def has_error(self, state: State) -> Any:
-        return answer(state["error"] is not None)
+        return NO if state["error"] is None else YES
 
     @stop
     def prompt_too_long(self, state: State) -> Any:
-        return answer(state["prompt_too_long"])
+        return YES if state["prompt_too_long"] else NO
 
     @stop
     def max_seq_len_reached(self, state: State) -> Any:
         if self.max_seq_len is None or not state["trajectory"] or state["prompt_too_long"]:
             return NO
-        return answer(_num_tokens(state) >= self.max_seq_len)
+        return YES if _num_tokens(state) >= self.max_seq_len else NO
 
     @stop
     def max_turns_reached(self, state: State) -> Any:
-        return answer(0 < self.max_turns <= len(state["trajectory"]))
+        return YES if 0 < self.max_turns <= len(state["trajectory"]) else NO
 
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> Any:
         cap = self.max_total_completion_tokens
-        return answer(0 < cap <= state["usage"].get("output_tokens", 0))
+        return YES if 0 < cap <= state["usage"].get("output_tokens", 0) else NO
 
     @stop
     def has_final_env_response(self, state: State) -> Any:
-        return answer(state["final_env_response"] is not None)
+        return NO if state["final_env_response"] is None else YES
 
 
 def num_turns(state: State) -> float:

@@ -28,7 +28,7 @@ from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParse
 from verifiers.rollouts.author_code import fault, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
-from verifiers.runtime.loops import answer, call_in_thread, maybe_await
+from verifiers.runtime.loops import NO, YES, call_in_thread, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Message, Messages, ToolCall
 
@@ -154,7 +154,7 @@ class ToolEnv(MultiTurnEnv):
     @stop
     def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call."""
-        return answer(state["trajectory"] and not count_calls(state["trajectory"][-1]["completion"][-1:]))
+        return YES if state["trajectory"] and not count_calls(state["trajectory"][-1]["completion"][-1:]) else NO
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """Return the results of the tool calls of the last message, in their order."""

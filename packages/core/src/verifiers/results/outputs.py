@@ -426,10 +426,12 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
     for output in outputs:
         groups.setdefault(example_key(output), []).append(output)
     for group in groups.values():
-        if all(output["advantage"] is None for output in group):
-            advantages = centered_advantages([output["reward"] for output in group])
-        else:
-            advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
+        advantages = [output["advantage"] for output in group]
+        if None in advantages:
+            if advantages.count(None) == len(group):
+                advantages = centered_advantages([output["reward"] for output in group])
+            else:
+                advantages = [math.nan if advantage is None else advantage for advantage in advantages]
         for output, advantage in zip(group, advantages, strict=True):
             set_advantage(output, advantage)
 
@@ -781,16 +783,21 @@ class Measurements:
         return cls(
             rewards=[output["reward"] for output in outputs],
             examples=[example_key(output) for output in outputs],
-            metrics={n: [m.get(n, math.nan) for m in metrics] for n in dict.fromkeys(n for m in metrics for n in m)},
+            metrics={n: [m.get(n, math.nan) for m in metrics] for n in _names_in(metrics)},
             errors=[None if error is None else error.get("error") or "unknown" for error in errors],
             causes=[None if error is None else f"{error.cause} in {error.get('where')}" for error in errors],
             stop_conditions=[output["stop_condition"] for output in outputs],
-            usage={n: [u.get(n, math.nan) for u in usages] for n in dict.fromkeys(n for u in usages for n in u)},
+            usage={n: [u.get(n, math.nan) for u in usages] for n in _names_in(usages)},
             total_ms=[(output["timing"] or {}).get("total_ms", math.nan) for output in outputs],
         )
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+
+def _names_in(mappings: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """The keys of all, in order of appearance."""
+    return dict.fromkeys(itertools.chain.from_iterable(mappings))
 
 
 class GenerateMetadata(AttributeDict):

@@ -19,7 +19,8 @@ _PART = 2**14
 
 def known(values: Iterable[float]) -> list[float]:
     """The values that are not NaN."""
-    return [value for value in values if value == value]
+    numbers = list(values)
+    return [number for number in numbers if number == number] if math.isnan(sum(numbers)) else numbers
 
 
 def mean(values: Iterable[float]) -> float:

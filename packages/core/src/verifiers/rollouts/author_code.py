@@ -218,7 +218,8 @@ def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., Any], O
     ['won', 'lost']
     """
     cls = owner if isinstance(owner, type) else type(owner)
-    return [(name, getattr(owner, name), options) for name, options in _marked(cls, kind)]
+    marked = _marked(cls, kind)
+    return [(name, getattr(owner, name), options) for name, options in marked] if marked else []
 
 
 @functools.lru_cache(maxsize=1024)
@@ -258,7 +259,7 @@ class Hook:
     (an invalid setting) ends the run instead of this rollout.
     """
 
-    __slots__ = ("awaited", "name", "outer_wait", "started", "state", "stops_run", "timing")
+    __slots__ = ("name", "outer_wait", "started", "state", "stops_run", "timing")
 
     def __init__(
         self,
@@ -269,26 +270,26 @@ class Hook:
         stops_run: bool = False,
     ):
         self.state, self.name, self.timing, self.stops_run = state, name, timing, stops_run
-        self.awaited = awaited or name
+        self.outer_wait, state.waiting_for = state.waiting_for, awaited or name
+        self.started = perf_counter()
 
     def __enter__(self) -> None:
-        state = self.state
-        self.outer_wait, state.waiting_for = state.waiting_for, self.awaited
-        self.started = perf_counter()
+        """Nothing: the clock runs since the construction, which every hook of a turn pays."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.timing is not None:
-            timing = self.state["timing"]
-            timing[self.timing] = timing.get(self.timing, 0.0) + 1000 * (perf_counter() - self.started)
+        state, timing = self.state, self.timing
+        if timing is not None:
+            times = state["timing"]
+            times[timing] = times.get(timing, 0.0) + 1000 * (perf_counter() - self.started)
         if error is None:
-            self.state.waiting_for = self.outer_wait
+            state.waiting_for = self.outer_wait
         elif not passes(error, self.stops_run):
-            self.state.waiting_for = self.outer_wait
+            state.waiting_for = self.outer_wait
             raise fault(self.name, error) from error
         elif not isinstance(error, asyncio.CancelledError):  # keep the name, for the message of the time-out
-            self.state.waiting_for = self.outer_wait
+            state.waiting_for = self.outer_wait
 
 
 def passes(error: BaseException, stops_run: bool = False) -> bool:

@@ -38,7 +38,7 @@ from verifiers.rollouts.author_code import (
 )
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.loops import Deadline, Done, maybe_await, started
+from verifiers.runtime.loops import NO, Deadline, Done, is_awaitable, started
 from verifiers.types import StopReason, Tool
 
 if TYPE_CHECKING:
@@ -58,19 +58,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ids.seed)
 
 
-Condition = tuple[str, Callable[..., Any], tuple[str, ...]]
+Condition = tuple[str, Callable[[RolloutEnvironment, State], Any]]
 
 
 async def generate(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
     """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
+    cls: Any = type(env)
+    conditions = stop_conditions(cls)
     state["timing"]["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
             await set_up(env, state)
-            while (reason := await first_stop(env, state)) is None:
+            while (reason := await first_stop(env, state, conditions)) is None:
                 with Hook(state, "get_prompt_messages"):
-                    prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
+                    messages = env.get_prompt_messages(state)
+                    prompt = env.as_prompt(await messages if is_awaitable(messages) else messages)
                 if state["final_env_response"] is not None:
                     reason = StopReason.FINAL_RESPONSE.value
                     break
@@ -78,7 +81,8 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
                 with Hook(state, "get_model_response", "model_ms", awaited="the model", stops_run=True):
                     response = await env.get_model_response(state, prompt)
                 with Hook(state, "add_model_response"):
-                    await maybe_await(env.add_model_response(state, prompt, response))
+                    if is_awaitable(added := env.add_model_response(state, prompt, response)):
+                        await added
             state["stop_condition"] = reason
     except OverlongPromptError:
         state["prompt_too_long"], state["stop_condition"] = True, StopReason.PROMPT_TOO_LONG.value
@@ -96,12 +100,6 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 # --- stop conditions ------------------------------------------------------------------------------------------------
 
 
-async def first_stop(env: RolloutEnvironment, state: State) -> str | None:
-    """The name of the first stop condition that holds; None to continue."""
-    cls: Any = type(env)
-    return await _first(env, state, stop_conditions(cls))
-
-
 def is_completed(env: Any, *args: Any, **named_arguments: Any) -> Any:
     """Whether a stop condition holds: ``is_completed(state)``, or in the older form ``is_completed(messages, state)``.
 
@@ -115,15 +113,18 @@ def is_completed(env: Any, *args: Any, **named_arguments: Any) -> Any:
 async def _other_condition_holds(env: RolloutEnvironment, state: State) -> bool:
     cls: Any = type(env)
     others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
-    return await _first(env, state, others) is not None
+    return await first_stop(env, state, others) is not None
 
 
-async def _first(env: RolloutEnvironment, state: State, conditions: list[Condition]) -> str | None:
+async def first_stop(env: RolloutEnvironment, state: State, conditions: list[Condition]) -> str | None:
+    """The name of the first of these stop conditions that holds; None to continue."""
     name = ""
     try:
-        for name, condition, extras in conditions:
-            holds = condition(env, state, **extra_arguments(env, state, extras)) if extras else condition(env, state)
-            if type(holds) is not Done and holds is not False and holds is not True and inspect.isawaitable(holds):
+        for name, condition in conditions:
+            holds = condition(env, state)
+            if holds is NO or holds is False:  # nearly all are
+                continue
+            if is_awaitable(holds):
                 holds = await holds
             if holds:
                 return name
@@ -138,16 +139,20 @@ async def _first(env: RolloutEnvironment, state: State, conditions: list[Conditi
 
 @functools.lru_cache(maxsize=1024)
 def stop_conditions(cls: type) -> list[Condition]:
-    """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
-    conditions = [
-        (options.priority, name, function, extra_parameters(function))
-        for name, function, options in decorated(cls, "stop")
-    ]
+    """(name, function of environment and state) of the ``@stop`` methods, and of an overridden ``is_completed``."""
+    conditions = [(options.priority, name, _of_state(method)) for name, method, options in decorated(cls, "stop")]
     override = getattr(cls, "is_completed", is_completed)
-    if override is not is_completed and not any(name == "is_completed" for _, name, _, _ in conditions):
+    if override is not is_completed and not any(name == "is_completed" for _, name, _ in conditions):
         function = functools.partial(_with_messages, override) if _takes_messages(override) else override
-        conditions.append((0, "is_completed", function, ()))
-    return [(name, function, extras) for _, name, function, extras in sorted(conditions, key=lambda e: (-e[0], e[1]))]
+        conditions.append((0, "is_completed", function))
+    return [(name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))]
+
+
+def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
+    """The method, called with the ``EXTRA_PARAMETERS`` that it declares."""
+    if not (extras := extra_parameters(method)):
+        return method
+    return lambda env, state: method(env, state, **extra_arguments(env, state, extras))
 
 
 def _takes_messages(override: Callable[..., Any]) -> bool:
@@ -220,20 +225,27 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
         with Hook(state, name, "setup_ms", stops_run=True):
             await call_handler(env, handler, state)
     with Hook(state, "setup_state", "setup_ms", stops_run=True):
-        updates = await maybe_await(env.setup_state(state))
+        updates = env.setup_state(state)
+        if updates is not state and is_awaitable(updates):  # a state can be awaited too
+            updates = await updates
         if updates is not None and updates is not state and type(updates) is not Done:
             if not isinstance(updates, Mapping):
                 raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
             state.update(updates)
-    with Hook(state, "setup_state", None):
+    try:
         state["prompt"] = env.as_prompt(state["prompt"])
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise fault("setup_state", error) from error
 
 
 async def clean_up(env: RolloutEnvironment, state: State) -> None:
     """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
     try:
         with Hook(state, "render_completion"):
-            await maybe_await(env.render_completion(state))
+            if is_awaitable(rendered := env.render_completion(state)):
+                await rendered
     except RolloutError as error:
         _record_failure(env, state, "render_completion", error)
     finally:

@@ -50,7 +50,7 @@ class Timing(AttributeDict):
     )
 
     def __init__(self, **times: float):
-        super().__init__(self._ZERO, **times)
+        dict.__init__(self, self._ZERO, **times)
 
     def __missing__(self, key: str) -> Any:
         if key in compat.TIMES:
@@ -149,6 +149,8 @@ class State(dict[str, Any], Finished):
     }
     RESERVED = COMPUTED | _DEFAULTS.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
+    _NOT_PLAIN = COMPUTED | {"input", "timing", "oai_tools"}
+    """Keys that are not assigned as they are."""
 
     def __init__(self, *mappings: Mapping[str, Any], **fields: Any):
         values = fields
@@ -165,21 +167,21 @@ class State(dict[str, Any], Finished):
         columns = {"prompt": [], "answer": "", "task": "default", "info": {}, "example_id": 0, **row}
         self.input_columns = list(columns)
         """Names of the row's columns."""
-        hidden = () if self.RESERVED.isdisjoint(columns) else self.RESERVED.intersection(columns)
-        self.hidden_columns = {key: columns.pop(key) for key in hidden}
+        self.hidden_columns: dict[str, Any] = {}
         """Columns whose names are reserved keys."""
-        super().__init__(self._DEFAULTS)
-        dict.update(self, columns)
-        dict.update(self, values)
+        if not self.RESERVED.isdisjoint(columns):
+            self.hidden_columns = {key: columns.pop(key) for key in self.RESERVED.intersection(columns)}
+        fresh = {"trajectory": [], "metrics": {}, "timing": Timing(), "usage": {}, "judge_response": {}}
+        dict.__init__(self, {**self._DEFAULTS, **fresh, **columns, **values})
         if not self.COMPUTED.isdisjoint(values):
             for name in self.COMPUTED:
                 dict.pop(self, name, None)
         self.counted: list[Response] = []
         """Responses since the newest turn whose tokens are in ``usage``."""
-        for key, fresh in _FRESH:
-            if dict.__getitem__(self, key) is None:
-                dict.__setitem__(self, key, fresh())
-        if type(timing := dict.__getitem__(self, "timing")) is not Timing:
+        for key in fresh.keys() & values.keys():
+            if self[key] is None:
+                dict.__setitem__(self, key, fresh[key])
+        if type(timing := self["timing"]) is not Timing:
             dict.__setitem__(self, "timing", Timing(**timing))
 
     def __missing__(self, key: str) -> Any:
@@ -201,15 +203,17 @@ class State(dict[str, Any], Finished):
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key in self.COMPUTED:
-            raise KeyError(f"state[{key!r}] is computed and cannot be assigned")
-        if key == "input":
+        if key not in self._NOT_PLAIN:
+            dict.__setitem__(self, key, value)
+        elif key == "input":
             self.input_columns, self.hidden_columns = [], {}
             InputView(self).update(value)
         elif key == "timing":
-            super().__setitem__(key, value if isinstance(value, Timing) else Timing(**value))
+            dict.__setitem__(self, key, value if isinstance(value, Timing) else Timing(**value))
+        elif key == "oai_tools":
+            dict.__setitem__(self, "tool_defs", value)
         else:
-            super().__setitem__("tool_defs" if key == "oai_tools" else key, value)
+            raise KeyError(f"state[{key!r}] is computed and cannot be assigned")
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in ("input", "oai_tools") or key in self.COMPUTED
@@ -250,7 +254,7 @@ class State(dict[str, Any], Finished):
             cause=None if error is None else redacted_text(cause_of(error)),
             stop=self["stop_condition"],
             is_truncated=bool(self["is_truncated"]),
-            text={key: self[key] for key in ("prompt", "completion", "answer")},
+            text={"prompt": self["prompt"], "completion": self["completion"], "answer": self["answer"]},
             turn_rewards=self._env_turn_rewards(),
             advantage=None if self["advantage"] is None else float(self["advantage"]),
             role_rewards={turn.role: float(self["metrics"].get(turn.role, reward)) for turn in turns if turn.role},
@@ -261,15 +265,14 @@ class State(dict[str, Any], Finished):
         steps, rewards = self["trajectory"], self.turn_rewards
         if rewards is None or len(rewards) != len(steps):  # read from a file
             rewards = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
+        if not any(rewards):
+            return ()
         sampled = [reward for step, reward in zip(steps, rewards, strict=True) if is_trained(step)]
         numbers = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in sampled]
         return tuple(numbers) if any(numbers) else ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return State, (self.copy(),)
-
-
-_FRESH = (("trajectory", list), ("metrics", dict), ("timing", Timing), ("usage", dict), ("judge_response", dict))
 
 
 # --- one model call -----------------------------------------------------------------------------------------------
@@ -372,7 +375,7 @@ class TrajectoryStepTokens(AttributeDict):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.COMPOSED:
-            return super().__getitem__(key)
+            return dict.__getitem__(self, key)
         if key == "prompt_ids":
             return self.prompt_array().tolist()
         if key == "prompt_mask":
@@ -516,13 +519,13 @@ class TrajectoryStep(AttributeDict):
 
     def __getitem__(self, key: str) -> Any:
         if key != "prompt":
-            return super().__getitem__(key)
+            return dict.__getitem__(self, key)
         return self._composed() if self._whole_prompt is None else self._whole_prompt[:]
 
     def __setitem__(self, key: str, value: object) -> None:
         if key == "prompt":
             _link(self, None, 0, None)
-        super().__setitem__(key, value)
+        dict.__setitem__(self, key, value)
 
     def get(self, key: str, default: object = None) -> Any:
         return self[key] if key in self else default
@@ -571,7 +574,9 @@ def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: Traj
 
 def is_trained(step: TrajectoryStep) -> bool:
     """Whether a step is a turn to train: it has tokens, and its environment does not leave it out."""
-    return dict.__getitem__(step, "tokens") is not None and step["extras"].get("is_trained", True) is not False
+    if dict.__getitem__(step, "tokens") is None:
+        return False
+    return dict.__getitem__(step, "extras").get("is_trained", True) is not False
 
 
 def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
@@ -583,14 +588,14 @@ def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
         if not is_trained(step):
             continue
         tokens = dict.__getitem__(step, "tokens")
-        shared = tokens.shared if tokens.previous is before else 0
+        shared = tokens._shared if tokens._previous is before else 0
         if run and shared < end:
             turns += _continued_turns(run, shared_of_first)
             run = []
         if not run:
             shared_of_first = shared
         end = tokens.num_tokens
-        role = step["extras"].get("rewarded_role", "")
+        role = dict.__getitem__(step, "extras").get("rewarded_role", "")
         run.append((tokens, dict.__getitem__(step, "is_truncated"), end, role))
         before = tokens
     return tuple(turns + _continued_turns(run, shared_of_first)) if run else ()
@@ -610,7 +615,8 @@ def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int, str]],
     turns = []
     for (tokens, is_truncated, end, role), sampled in zip(run, pieces[1::2], strict=True):
         logprobs, version = dict.__getitem__(tokens, "completion_logprobs"), dict.__getitem__(tokens, "version")
-        version = version if isinstance(version, int) else np.asarray(version)
+        if not isinstance(version, int):
+            version = np.asarray(version)
         turns.append(Turn(ids[: end - len(sampled)], sampled, logprobs, version, is_truncated, num_shared, role))
         num_shared = end
     return turns

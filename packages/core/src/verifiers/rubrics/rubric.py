@@ -150,7 +150,7 @@ class Rubric(Identified):
         self._funcs: list[Callable[..., Any]] = []
         self._weights: list[float] = []
         self._functions: list[RewardFunction] = []
-        self._declared: tuple[Any, ...] = ((), ())
+        self._declared: tuple[list[Callable[..., Any]], list[float]] = ([], [])
         """What ``funcs`` and ``weights`` held when ``_functions`` was built."""
         self._group_weight = 1.0
         self._cleanup: list[tuple[Callable[..., Any], str]] = []
@@ -215,7 +215,7 @@ class Rubric(Identified):
         self._functions = [*own, function]
         self._funcs.append(func)
         self._weights.append(weight)
-        self._declared = (tuple(self._funcs), tuple(self._weights))
+        self._declared = list(self._funcs), list(self._weights)
         self.changed()
 
     def add_metric(
@@ -376,8 +376,7 @@ class Rubric(Identified):
         A ``cleanup(state)`` of a subclass stands for those of rollouts, which its ``super().cleanup(state)`` runs.
         """
         handlers = self.declared_cleanup_handlers()
-        is_declared = any(handler == self.cleanup for handler, _ in handlers)
-        if is_declared or not overrides(self, Rubric, "cleanup"):
+        if not overrides(self, Rubric, "cleanup") or any(handler == self.cleanup for handler, _ in handlers):
             return handlers
         return [(self.cleanup, "rollout"), *(pair for pair in handlers if pair[1] == "group")]
 
@@ -429,15 +428,21 @@ class Rubric(Identified):
                 await scorer.score_group_stage(members, score_sem)
                 continue
             try:
-                async with score_sem or nullcontext():
-                    if overrides(self, Rubric, "score_group"):
-                        await score_group_by_override(self, members)
-                    elif overrides(self, Rubric, "score_rollouts"):
-                        await compat.load(compat.SCORE_COLUMNS)(self, members)
-                    else:
-                        await group_stage(self.plan(), members)
+                if score_sem is None or type(score_sem) is nullcontext:
+                    await self._score_group_of(members)
+                else:
+                    async with score_sem:
+                        await self._score_group_of(members)
             finally:
                 await self.run_cleanup(members)
+
+    async def _score_group_of(self, states: Sequence[State]) -> None:
+        if overrides(self, Rubric, "score_group"):
+            await score_group_by_override(self, states)
+        elif overrides(self, Rubric, "score_rollouts"):
+            await compat.load(compat.SCORE_COLUMNS)(self, states)
+        else:
+            await group_stage(self.plan(), states)
 
     async def score_rollout(self, *args: Any, score_sem: Semaphore | None = None, **fields: Any) -> RolloutScore:
         """Score one rollout in place: ``score_rollout(state)``, or by ``prompt=, completion=, answer=, state=``.
@@ -532,19 +537,20 @@ class Rubric(Identified):
     def _own_functions(self) -> list[RewardFunction]:
         """The functions of ``funcs``, built again when the lists have changed."""
         funcs, weights = self._lists()
-        if (funcs, weights) != self._declared:
+        if funcs != self._declared[0] or weights != self._declared[1]:
             self._functions = self._rebuilt(funcs, weights)
-            self._declared = (funcs, weights)
+            self._declared = list(funcs), list(weights)
             self.changed()
         return self._functions
 
-    def _lists(self) -> tuple[tuple[Callable[..., Any], ...], tuple[float, ...]]:
+    def _lists(self) -> tuple[list[Callable[..., Any]], list[float]]:
         cls: Any = type(self)
-        overridden = _overridden_lists(cls)
+        if not (overridden := _overridden_lists(cls)):
+            return self._funcs, self._weights
         funcs = getattr(self, overridden["get_reward_funcs"])() if "get_reward_funcs" in overridden else self._funcs
         if "get_reward_weights" in overridden:
-            return tuple(funcs), tuple(getattr(self, overridden["get_reward_weights"])())
-        return tuple(funcs), tuple(self._weights)
+            return list(funcs), list(getattr(self, overridden["get_reward_weights"])())
+        return list(funcs), self._weights
 
     def _rebuilt(self, funcs: Sequence[Callable[..., Any]], weights: Sequence[float]) -> list[RewardFunction]:
         if len(funcs) != len(weights):
@@ -761,6 +767,8 @@ def finite_weight(weight: SupportsFloat | SupportsIndex | str, name: str) -> flo
 
 def finite_value(value: object, name: str) -> float:
     """The value as a float. *Raises* ScoringError when it is not a finite number."""
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float)):
@@ -1022,12 +1030,14 @@ async def individual_stage(plan: Plan, state: State) -> None:
 async def group_stage(plan: Plan, states: Sequence[State]) -> None:
     """Run the group functions, then set the rewards that depend on them and the advantages."""
     started = perf_counter()
-    alive = [state for state in states if can_be_scored(state)]
     if plan.group:
-        await _run_group(plan, states, alive)
+        await _run_group(plan, states, [state for state in states if can_be_scored(state)])
         for state in states:
             _conclude(plan, state)
-    await _set_advantages(plan, states)
+    if plan.advantage is None:
+        _center_advantages(states)
+    else:
+        await _set_advantages(plan.advantage, states)
     spent = (perf_counter() - started) * 1000
     for state in states:
         state["timing"]["scoring_ms"] += spent
@@ -1051,8 +1061,9 @@ def set_reward(plan: Plan, state: State) -> None:
 
     NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown, not 0.
     """
-    metrics = state["metrics"]
-    reward = sum((weight * metrics.get(name, NAN) for name, weight in plan.weights.items()), 0.0)
+    metrics, reward = state["metrics"], 0.0
+    for name, weight in plan.weights.items():
+        reward += weight * metrics.get(name, NAN)
     state["reward"] = reward if plan.weights and can_be_scored(state) else NAN
     _fill_turns(state, "reward")
 
@@ -1074,10 +1085,11 @@ def _record(state: State, name: str, error: ScoringError) -> None:
 def _fill_turns(state: State, key: str) -> None:
     """Copy the rollout's value to the turns without one."""
     value = state[key]
+    steps = state["trajectory"]
     if key == "reward" and state.turn_rewards is None:
-        state.turn_rewards = [step.get("reward") for step in state["trajectory"]]
-    for step in state["trajectory"]:
-        if step.get(key) is None:
+        state.turn_rewards = [dict.get(step, "reward") for step in steps]
+    for step in steps:
+        if dict.get(step, key) is None:
             step[key] = value
 
 
@@ -1086,7 +1098,8 @@ def _fill_turns(state: State, key: str) -> None:
 
 def overrides(owner: object, base: type, name: str) -> bool:
     """Whether the class of ``owner``, or the object itself, replaces a method of ``base``."""
-    return getattr(type(owner), name) is not getattr(base, name) or name in vars(owner)
+    cls = type(owner)
+    return (cls is not base and getattr(cls, name) is not getattr(base, name)) or name in owner.__dict__
 
 
 async def score_by_override(rubric: Rubric, state: State) -> None:
@@ -1175,18 +1188,20 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
                 _record(state, function.name, error)
 
 
-async def _set_advantages(plan: Plan, states: Sequence[State]) -> None:
-    if len(states) == 1 and plan.advantage is None:  # a group of one has no siblings to compare with
-        (state,) = states
-        state["advantage"] = NAN if state["reward"] is None or math.isnan(state["reward"]) else 0.0
-        _fill_turns(state, "advantage")
-        return
+def _center_advantages(states: Sequence[State]) -> None:
     rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
-    known = [state for state, reward in zip(states, rewards, strict=True) if not math.isnan(reward)]
-    if plan.advantage is None:
-        advantages = dict(zip(map(id, states), centered_advantages(rewards), strict=True))
+    if len(states) == 1:  # a group of one has no siblings to compare with
+        advantages = [NAN if math.isnan(rewards[0]) else 0.0]
     else:
-        advantages = await _custom_advantages(plan.advantage, known) if known else {}
+        advantages = centered_advantages(rewards)
+    for state, advantage in zip(states, advantages, strict=True):
+        state["advantage"] = advantage
+        _fill_turns(state, "advantage")
+
+
+async def _set_advantages(function: RewardFunction, states: Sequence[State]) -> None:
+    known = [state for state in states if not (state["reward"] is None or math.isnan(state["reward"]))]
+    advantages = await _custom_advantages(function, known) if known else {}
     for state in states:
         state["advantage"] = advantages.get(id(state), NAN)
         _fill_turns(state, "advantage")

@@ -800,8 +800,9 @@ class RunStore:
 
     def served_models(self, requested: str) -> dict[str, int]:
         """Name of a model -> rollouts that it answered; empty when all were answered under the requested name."""
-        names = (row.get(SERVED_MODELS) or [requested] for row in self.rows.values() if row["completion"])
-        return other_than(requested, Counter(name for several in names for name in several))
+        plain = [requested]
+        names = [row.get(SERVED_MODELS) or plain for row in self.rows.values() if row["completion"]]
+        return other_than(requested, Counter(itertools.chain.from_iterable(names)))
 
     def metadata(self, status: str) -> GenerateMetadata:
         """Statistics of the finished rollouts, and facts of the run."""
@@ -811,9 +812,8 @@ class RunStore:
         """Return once these are durable; several are stored atomically."""
         outputs = [state_to_output(state, self.state_columns) for state in states]
         for output, state in zip(outputs, states, strict=True):
-            if names := _other_models(state):
+            if names := self._note_turns(state):
                 output[SERVED_MODELS] = names
-        self._count_turns(states)
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
             await self.journal.append(
@@ -829,14 +829,22 @@ class RunStore:
             if self.keep_states:
                 self.states[job.position] = state
 
-    def _count_turns(self, states: list[State]) -> None:
-        for state in states:
-            for step in state["trajectory"]:
-                self.num_turns += 1
-                has_texts = bool((dict.get(step, "extras") or {}).get("logprobs"))  # by the texts of the tokens
-                if dict.__getitem__(step, "tokens") is None and not has_texts:
-                    reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
-                    self.without_tokens[reason] += 1
+    def _note_turns(self, state: State) -> list[str]:
+        """Count the turns, and those without tokens, by reason.
+
+        Returns the names under which the server answered; none when each is the requested one.
+        """
+        steps, names = state["trajectory"], set[str]()
+        self.num_turns += len(steps)
+        for step in steps:
+            response = dict.get(step, "response")
+            if model := getattr(response, "model", ""):
+                names.add(str(model))
+            if dict.__getitem__(step, "tokens") is not None:
+                continue
+            if not (dict.get(step, "extras") or {}).get("logprobs"):  # by the texts of the tokens
+                self.without_tokens[getattr(response, "tokens_missing", "") or "the client returns none"] += 1
+        return [] if names <= {state["model"]} else sorted(names)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Copy the advantages of siblings, after they were stored, to their outputs."""
@@ -904,13 +912,6 @@ def no_key(file: Path, line: int) -> JournalError:
         f"{file}:{line}: this line is not a saved rollout (it has no rollout_key); restore the file or remove the line",
         line=line,
     )
-
-
-def _other_models(state: State) -> list[str]:
-    """The names under which the server answered; empty when each is the requested one."""
-    responses: list[Any] = [dict.get(step, "response") for step in state["trajectory"]]
-    names = {str(response.model) for response in responses if getattr(response, "model", "")}
-    return [] if names <= {state["model"]} else sorted(names)
 
 
 def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from time import monotonic, process_time, thread_time
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from verifiers.errors import TooManyFaults
@@ -173,8 +173,9 @@ async def maybe_await(value: Any) -> Any:
 
 
 def is_awaitable(value: object) -> bool:
-    """As ``inspect.isawaitable``, but fast for the plain values that synchronous callables mostly return."""
-    return type(value) not in _PLAIN and inspect.isawaitable(value)
+    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous callables."""
+    kind = type(value)
+    return kind is CoroutineType or (kind not in _PLAIN and inspect.isawaitable(value))
 
 
 def num_positional(function: Callable[..., Any]) -> int:
@@ -219,12 +220,8 @@ class Done:
 
 
 NOTHING, YES, NO = Done(), Done(True), Done(False)
+"""No value; the two values of a condition that older code awaits."""
 _PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
-
-
-def answer(condition: object) -> Done:
-    """``YES`` or ``NO``: the value of a condition that older code awaits."""
-    return YES if condition else NO
 
 
 def started(work: Coroutine[Any, Any, T]) -> Done | Coroutine[Any, Any, T]:
