@@ -186,6 +186,7 @@ embedded_threads = 1
 eval_steps = 2
 eval_strategy = "steps"
 report_to = "tensorboard"
+deterministic = true
 """
 
 
