@@ -14,6 +14,7 @@ from support import view_runs
 from verifiers.results import load_results
 from verifiers.results.columns import NumberColumn, Selection
 from verifiers.results.index import RowIndex
+from verifiers.results.index_file import INDEX_NAME, keep_index, open_index
 from verifiers.storage.journal import Journal
 from verifiers.view.catalog import Catalog
 from verifiers.view.library import Library
@@ -78,6 +79,22 @@ def test_columns_in_blocks_are_those_in_one_piece(tmp_path, monkeypatch):
             }
         assert [str(blocks.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
         assert [str(blocks.row(n)["answer"]) for n in range(20)] == [str(row["answer"]) for row in made]
+
+
+def test_an_index_is_not_written_through_a_link(tmp_path):
+    """A run folder of somebody else may link it to any file of the reader's."""
+    file, victim = tmp_path / "results.jsonl", tmp_path / "victim"
+    journal(file, rows(*range(10)))
+    victim.write_text("mine")
+    (tmp_path / INDEX_NAME).symlink_to(victim)
+    index = open_index(file)
+    index.seal()
+    with pytest.raises(OSError, match="symbolic link"):
+        keep_index(index)
+    assert victim.read_text() == "mine"
+    (tmp_path / INDEX_NAME).unlink()
+    keep_index(index)  # negative control
+    assert (tmp_path / INDEX_NAME).stat().st_size > 0
 
 
 def plain_lines(path, rows):

@@ -46,7 +46,7 @@ def keep_index(index: RowIndex) -> None:
     if not index.is_journal or index.failure is not None or index.num_kept == len(index.marks):
         return
     parts = [_part(index, number) for number in range(index.num_kept, len(index.marks))]
-    fd = os.open(index.path.with_name(INDEX_NAME), os.O_RDWR | os.O_CREAT, 0o666)
+    fd = os.open(index.path.with_name(INDEX_NAME), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     with open(fd, "r+b") as file:
         file.truncate(index.kept_bytes)
         failpoint("index.append")
