@@ -1061,9 +1061,8 @@ def set_reward(plan: Plan, state: State) -> None:
 
     NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown, not 0.
     """
-    metrics, reward = state["metrics"], 0.0
-    for name, weight in plan.weights.items():
-        reward += weight * metrics.get(name, NAN)
+    metrics = state["metrics"]  # by ``sum``, as the trainer does, which Python 3.12 rounds otherwise than a loop
+    reward = sum([weight * metrics.get(name, NAN) for name, weight in plan.weights.items()], 0.0)
     state["reward"] = reward if plan.weights and can_be_scored(state) else NAN
     _fill_turns(state, "reward")
 
