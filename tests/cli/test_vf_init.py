@@ -370,8 +370,8 @@ def test_wheel_and_source_archive_of_verifiers_take_the_templates_along(tmp_path
     left_out = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     shutil.copytree(REPOSITORY / "packages/core", core, ignore=left_out)
     program = (
-        "from setuptools import build_meta as b; import tarfile; s = b.build_sdist('dist'); "
-        "tarfile.open('dist/' + s).extractall('unpacked', filter='data')"
+        "from setuptools import build_meta as b; import tarfile; t = tarfile.open('dist/' + b.build_sdist('dist')); "
+        "t.extraction_filter = getattr(tarfile, 'data_filter', None); t.extractall('unpacked')"
     )
     subprocess.run([sys.executable, "-c", program], cwd=core, check=True, capture_output=True)
     (unpacked,) = (core / "unpacked").iterdir()

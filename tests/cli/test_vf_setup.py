@@ -288,10 +288,11 @@ def test_the_local_model_that_is_there_is_checked_and_nothing_is_installed(vf_se
 def test_the_server_of_the_local_model_is_pinned_and_a_failing_installer_is_exit_3(tmp_path):
     """In a Python that does not find it, offline: the command is printed, and its failure is one."""
     python = make_fresh_python(tmp_path)
-    (python.site_packages / "sitecustomize.py").write_text(
+    (python.site_packages / "without_server.py").write_text(
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *more: None if name == 'xllamacpp' else find(name, *more)\n"
     )
+    (python.site_packages / "without_server.pth").write_text("import without_server\n")
     ran = python.command("setup", "--local-model", "--json")
     assert ran.code == 3
     assert "+ uv pip install --python" in ran.err

@@ -5,6 +5,7 @@ import functools
 import json
 import subprocess
 import sys
+import tarfile
 import time
 
 import openai
@@ -12,6 +13,7 @@ import pytest
 
 import verifiers as vf
 from support.agents import CLAUDE, CLIENT, WRITER
+from verifiers.environments.agents.process import _harmless
 from verifiers.sandbox import backend_for
 from verifiers.testing import ScriptedClient
 
@@ -104,6 +106,41 @@ def test_the_work_folder_is_kept_on_request(tmp_path):
     run(keep_workdirs=tmp_path)
     (folder,) = tmp_path.iterdir()
     assert (folder / "answer.txt").read_text() == "42"
+
+
+@pytest.mark.parametrize("has_filters", [True, False], ids=["filters", "Python before 3.11.4"])
+def test_what_leads_out_of_the_work_folder_is_not_kept_and_costs_nothing_else(tmp_path, monkeypatch, has_filters):
+    if not has_filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this Python has no filters of archives: 3.11.4 does")
+    links = "import os; os.symlink('/etc', 'out'); os.symlink('answer.txt', 'inside')\n"
+    output = only(run(links + WRITER, keep_workdirs=tmp_path))
+    assert (output.reward, output.error) == (1.0, None)
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "answer.txt").read_text() == "42"
+    assert not (folder / "out").is_symlink()
+    assert (folder / "inside").is_symlink() == has_filters
+    (note,) = output["agent"]["notes"]
+    assert "the copy of the work folder is without" in note
+    assert "out" in note
+
+
+def test_a_work_folder_that_cannot_be_kept_costs_no_rollout(tmp_path):
+    (tmp_path / "file").write_text("")
+    output = only(run(keep_workdirs=tmp_path / "file"))
+    assert (output.reward, output.error) == (1.0, None)
+    assert "the work folder was not kept as a whole" in output["agent"]["notes"][0]
+
+
+def test_only_files_and_folders_are_harmless_without_filters(monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    kinds = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}
+    members = [tarfile.TarInfo(name) for name in (*kinds, "/absolute", "../above", "a/../../above")]
+    for member in members:
+        member.type, member.mode = kinds.get(member.name, tarfile.REGTYPE), 0o6777
+    assert [member.name for member in members if _harmless(member, "/kept") is not None] == ["file", "folder"]
+    assert members[0].mode == 0o755
 
 
 def test_a_file_that_the_command_names_is_there(tmp_path, monkeypatch):

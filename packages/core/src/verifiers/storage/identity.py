@@ -201,6 +201,16 @@ class Free:
     reason: str
 
 
+class _ConstructorSignature:
+    """The signature of a class for ``help()``: that of its ``__init__``. Python before 3.11.4 shows ``__new__``'s."""
+
+    def __get__(self, instance: object, cls: type[Any]) -> inspect.Signature:
+        if instance is not None:  # an object that can be called has that of ``__call__``
+            raise AttributeError("__signature__")
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class Identified:
     """Base class of environments, rubrics, parsers and clients: records the constructor arguments.
 
@@ -216,6 +226,8 @@ class Identified:
             self = super().__new__(cls)
             object.__setattr__(self, "_constructor_arguments", constructor_of(cls).named(args, kwargs))
             return self
+
+        __signature__ = _ConstructorSignature()
 
     def identity(self) -> dict[str, Any]:
         """``class`` and every constructor parameter that is not marked ``Free``, as JSON values without secrets.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from verifiers.environments.agents import inside
@@ -321,12 +321,23 @@ class AgentProcess:
             return
         packed = await self._sandbox.read_file(target)
 
-        def unpack() -> None:
+        def unpack() -> list[str]:
             keep.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=BytesIO(packed)) as file:
-                file.extractall(keep, filter="data")
+                members = file.getmembers()
+                safe = [member for member in members if _harmless(member, str(keep)) is not None]
+                file.extraction_filter = getattr(tarfile, "data_filter", None)
+                file.extractall(keep, safe)
+            return [member.name for member in members if member not in safe]
 
-        await asyncio.to_thread(unpack)
+        try:
+            left_out = await asyncio.to_thread(unpack)
+        except (OSError, LookupError, tarfile.TarError) as error:  # a copy for people costs no rollout
+            self.ending.notes.append(f"the work folder was not kept as a whole: {error}")
+            return
+        if left_out:
+            names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+            self.ending.notes.append(f"the copy of the work folder is without {names}, which lead out of it")
 
     async def close(self) -> None:
         """End every process of the agent and delete its files."""
@@ -368,6 +379,22 @@ class AgentProcess:
             "alone": places.is_isolated,
         }
         await self._sandbox.write_file(f"{places.root}/settings.json", json.dumps(settings))
+
+
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """The member as it may be unpacked below a folder; None for one that leads out of it.
+
+    Python before 3.11.4 cannot tell where links lead: only files and folders are unpacked there.
+    """
+    if hasattr(tarfile, "data_filter"):
+        try:
+            return tarfile.data_filter(member, folder)
+        except tarfile.FilterError:
+            return None
+    name = PurePosixPath(member.name)
+    member.mode &= 0o755
+    is_inside = not name.is_absolute() and ".." not in name.parts
+    return member if is_inside and (member.isreg() or member.isdir()) else None
 
 
 def _text(data: bytes) -> str | bytes:
