@@ -75,16 +75,18 @@ while listener in select.select([listener, 0], [], [])[0]:  # else the process o
 @functools.cache
 def folder() -> Path:
     """The folder for the front of ``PATH``; what serves it ends with this process."""
-    temporary = tempfile.TemporaryDirectory(prefix="vf-warm-")
-    made, tools = Path(temporary.name), Path(sys.executable).parent
+    made, tools = Path(tempfile.mkdtemp(prefix="vf-warm-")), Path(sys.executable).parent
     address = made / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(address))
         listener.listen(16)
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(listener.fileno())], pass_fds=[listener.fileno()], stdin=subprocess.PIPE
+        _SERVERS.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SERVE, str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+            )
         )
-    _OPEN.append((temporary, server))
     (made / "call.py").write_text(CALL)
     for name in NAMES:
         command = made / name
@@ -93,5 +95,5 @@ def folder() -> Path:
     return made
 
 
-_OPEN: list[tuple[tempfile.TemporaryDirectory[str], subprocess.Popen[bytes]]] = []
-"""The folder and the pipe to the server, until this process ends."""
+_SERVERS: list[subprocess.Popen[bytes]] = []
+"""Kept, so that the pipe to a server stays open."""
