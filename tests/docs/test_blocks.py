@@ -3,15 +3,12 @@
 The convention is in ``support.doc_blocks``. Blocks that cannot run here say why, and are counted.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import doc_blocks, warm_commands
+from support import doc_blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)
@@ -145,29 +142,6 @@ def test_a_training_file_with_an_unknown_key_is_found(tmp_path):
             tmp_path,
             "```toml\nmodel = 'builtin:tiny'\n[env]\nid = 'reverse-text'\n[trainer.args]\nmax_stepz = 2\n```\n",
         )
-
-
-@pytest.mark.parametrize("words", ["vf-eval --no-such-option", "vf-audit absent.py", "vf-eval sums.py --dry-run"])
-def test_a_command_of_a_page_says_what_the_installed_one_says(tmp_path, words):
-    (tmp_path / "sums.py").write_text(
-        "import os, verifiers as vf\n\ndef load_environment():\n    print(os.environ['SAID'], os.getcwd())\n"
-        "    return vf.SingleTurnEnv(dataset=[{'question': '1 + 1', 'answer': '2'}])\n"
-    )
-    name, *arguments = words.split()
-    ran = [
-        subprocess.run(
-            [folder / name, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "SAID": "here", "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        for folder in (warm_commands.folder(), Path(sys.executable).parent)
-    ]
-    warm, installed = ((done.returncode, done.stdout, done.stderr) for done in ran)
-    assert warm == installed
-    assert (f"here {tmp_path}" in warm[1]) == ("sums.py" in words)
 
 
 def test_what_is_not_run_is_counted(tmp_path):
