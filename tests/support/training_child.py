@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from contextlib import nullcontext
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SAVED = (
     "model.safetensors",
@@ -17,14 +21,16 @@ SAVED = (
 )
 """What must be identical, bit for bit, in two checkpoints of one run."""
 
-PRELOADED = ("verifiers_trainer.trainer", "transformers.models.qwen3.modeling_qwen3")
-"""Modules alone that are importable without this folder: a fork server does not know the test's ``sys.path``."""
+TESTS = Path(__file__).parents[1]
 
 
 def child_context() -> Any:
     """A fork server that has imported torch and the trainer, and has used neither."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["support.training_zygote"])
+    with pytest.MonkeyPatch.context() as patch:  # it is told the test's sys.path after it has preloaded
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        forkserver.ensure_running()
     return context
 
 

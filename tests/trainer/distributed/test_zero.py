@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from support import split, zero_runs
 from support.ranks import on_ranks
 from support.training import small_policy, small_trainer
-from support.training_child import PRELOADED, child_context
+from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers.runtime.install_lines import install_line
 from verifiers_trainer.distributed import deepspeed, fsdp
@@ -33,9 +33,7 @@ def needs_deepspeed():
 @pytest.fixture(scope="module")
 def children():
     needs_deepspeed()
-    context = child_context()
-    context.set_forkserver_preload([*PRELOADED, "deepspeed"])  # unless another test has started it
-    return context
+    return child_context()
 
 
 @pytest.fixture
