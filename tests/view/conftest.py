@@ -87,7 +87,7 @@ def served(runs) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def browser_window(tmp_path_factory) -> Iterator[browser.Page]:
-    yield from browser.pages(tmp_path_factory.mktemp("chromium") / "profile")
+    yield from browser.pages(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture

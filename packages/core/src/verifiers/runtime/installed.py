@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,18 @@ def entry_points(
     if state is not None:
         _read[group] = state, found
     return iter(found)
+
+
+def headers(distribution: Distribution) -> Mapping[str, str]:
+    """The headers of a distribution's metadata, ``Name`` and ``Version`` among them; empty where it has none.
+
+    Each use of importlib's ``name``, ``version`` and ``metadata`` parses the whole file, with the README that it ends
+    in: two hundred packages take a third of a second.
+    """
+    from email.parser import HeaderParser
+
+    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))  # the last: an old file of an egg
+    return dict(HeaderParser().parsestr(next(filter(None, texts), "")))
 
 
 def _state() -> list[object] | None:
@@ -109,7 +121,8 @@ def _checked(entry: EntryPoint, distribution: Distribution) -> tuple[EntryPoint,
     """The entry point, or why it cannot be used."""
     place = _place(distribution)
     try:
-        if not distribution.name or not distribution.version:
+        about = headers(distribution)
+        if not about.get("Name") or not about.get("Version"):
             return Broken(entry.name, place, "its METADATA has no name or no version")
     except Exception as error:  # noqa: BLE001  as above
         return Broken(entry.name, place, f"its METADATA cannot be read: {_text(error)}")

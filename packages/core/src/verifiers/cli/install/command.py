@@ -30,6 +30,7 @@ from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
+from verifiers.runtime.installed import headers
 from verifiers.runtime.syntax import parse_python
 
 if TYPE_CHECKING:
@@ -110,15 +111,21 @@ def _add_extras(call: Call, tool: Installer, distribution: str) -> str:
 
 def _versions() -> dict[str, str]:
     """Name -> version of the installed distributions."""
-    return {one.name: one.version for one in reversed(_installed()) if one.name}
+    return {name: version for name, (version, _) in _by_name().items()}
+
+
+def _by_name() -> dict[str, tuple[str, Any]]:
+    """Name -> version and distribution; the first of a name that is on the path twice."""
+    labels = ((headers(one), one) for one in reversed(_installed()))
+    return {about["Name"]: (about.get("Version", ""), one) for about, one in labels if about.get("Name")}
 
 
 def _check_others(command: str, before: dict[str, str]) -> None:
     """*Raises* ``RunError`` when a distribution that ``command`` installed took something from one that was there."""
-    installed = {one.name: one for one in reversed(_installed()) if one.name}
-    present = [one for name, one in installed.items() if name in before]
-    for name, one in installed.items():
-        if before.get(name) != one.version and (taken := look_alikes.conflict(one, present)):
+    installed = _by_name()
+    present = [one for name, (_, one) in installed.items() if name in before]
+    for name, (version, one) in installed.items():
+        if before.get(name) != version and (taken := look_alikes.conflict(one, present)):
             raise RunError(f"{command}\ninstalled another package's parts: {taken}; uninstall {name}")
 
 

@@ -20,7 +20,7 @@ import importlib_metadata
 from verifiers.cli.install.installer import without_logins
 from verifiers.environments.local_sources import GROUP, normalize_name
 from verifiers.runtime.install_lines import CORE
-from verifiers.runtime.installed import Broken, entry_points
+from verifiers.runtime.installed import Broken, entry_points, headers
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
@@ -37,17 +37,20 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
 
     Files, the import names of the library and of environments, the names of commands, and the ids of environments.
     """
+    own = normalize_name(package.name)
     brings = f"{package.name} {package.version} brings"
     files, ids, commands = _files(package), set(_environments(package)), _commands(package)
     modules = {_module(file) for file in files}
     for other in installed:
-        if not other.name or normalize_name(other.name) == normalize_name(package.name):
+        about = headers(other)
+        name = normalize_name(about.get("Name", ""))
+        if name in ("", own):
             continue
-        owner = f"{other.name} {other.version}"
+        owner = f"{about['Name']} {about.get('Version')}"
         theirs = _environments(other)
         if shared := ids & theirs.keys():
             return f"{brings} the environment {min(shared)!r}, which {owner} provides"
-        if shared := modules & {*_library_modules(other), *theirs.values()}:
+        if shared := modules & {*_library_modules(name), *theirs.values()}:
             return f"{brings} the module {min(shared)!r}, which hides or replaces that of {owner}"
         if shared := commands & _commands(other):
             return f"{brings} the command {min(shared)!r}, which belongs to {owner}"
@@ -105,9 +108,8 @@ def _commands(distribution: Distribution) -> set[str]:
     return {entry.name for entry in distribution.entry_points if entry.group in _COMMANDS}
 
 
-def _library_modules(distribution: Distribution) -> Iterator[str]:
+def _library_modules(name: str) -> Iterator[str]:
     """The import name of ``verifiers``, ``verifiers-trainer`` and ``verifiers-sandboxes``."""
-    name = normalize_name(distribution.name)
     if name == CORE or name.startswith(f"{CORE}-"):
         yield name.replace("-", "_")
 
