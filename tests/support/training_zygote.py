@@ -4,16 +4,17 @@ Nothing here may start a thread or compute with torch: neither survives a fork.
 """
 
 import gc
-import importlib.util
+from importlib import import_module
+from importlib.util import find_spec
 
-import transformers.models.qwen3.modeling_qwen3
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import verifiers_trainer.trainer
-from support import ranks_work, split_runs, training, zero_runs
-
-if importlib.util.find_spec("deepspeed"):  # accelerate imports it in every training, where it is installed
-    import deepspeed
+for module in ("verifiers_trainer.trainer", "transformers.models.qwen3.modeling_qwen3"):
+    import_module(module)
+for module in ("ranks_work", "split_runs", "training", "zero_runs"):  # what children call
+    import_module(f"support.{module}")
+if find_spec("deepspeed"):  # accelerate imports it in every training, where it is installed
+    import_module("deepspeed")
 
 get_checkpoint_conversion_mapping("qwen3")  # compiles a thousand patterns, which the first saved model needs
 
