@@ -907,7 +907,7 @@ def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshol
     if measured is not None:
         own = np.asarray(measured, float)
         values = np.where(np.isnan(own), values, own)
-    is_strict = np.isin(values[~np.isnan(values)], (0.0, 1.0)).all()
+    is_strict = ((values == 0) | (values == 1) | np.isnan(values)).all()
     return values if is_strict else np.full(len(values), NAN)
 
 

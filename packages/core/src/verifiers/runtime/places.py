@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def raised_at(error: BaseException) -> str | None:
