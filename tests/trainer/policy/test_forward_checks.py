@@ -99,3 +99,20 @@ def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone
         sanity_checks.check_forward(trainer.model, trainer.args)
     assert trainer.args.packing == trainer.args.share_prompts == (strength == 0)
     assert ("packed samples see each other" in caplog.text) == (strength > 0)
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(None, 1), (0, 3)], ids=["small model", "large model"])
+def test_a_small_model_is_checked_by_one_thread(largest, expected, tmp_path, monkeypatch):
+    """The large model is the negative control: it has the threads of the process, which are what they were after it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if largest is not None:
+        monkeypatch.setattr("verifiers_trainer.engines.embedded.threads.SMALL_PARAMETERS", largest)
+    before, used, trainer = torch.get_num_threads(), [], small_trainer(tmp_path)
+    trainer.model.model.register_forward_pre_hook(lambda *_: used.append(torch.get_num_threads()))
+    torch.set_num_threads(3)
+    try:
+        sanity_checks.check_forward(trainer.model, trainer.args)
+        assert set(used) == {expected}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

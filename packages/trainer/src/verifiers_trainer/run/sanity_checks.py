@@ -19,6 +19,7 @@ from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow, pack
 from verifiers_trainer.algorithm.samples import rollout_samples
+from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -45,19 +46,20 @@ def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
 
     With bf16 or fp16 the forward pass rounds to half precision whatever the weights' dtype, so the tolerance is larger.
     """
-    is_half = bool(config.bf16 or config.fp16)
-    head = check_head(model)
-    if not head.ok and not (is_half and head.difference <= HALF_TOLERANCE):
-        log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
-        install_logprob_forward(model, full_head=True)
-    if not config.packing:
-        config.share_prompts = False
-        return
-    packed = check_packing(model, is_half=is_half)
-    if not packed.ok:
-        log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
-        config.packing = False
-    config.share_prompts = check_sharing(model, is_half=is_half).ok and config.share_prompts and config.packing
+    with threads_for(model):  # the engine that sets them starts afterwards
+        is_half = bool(config.bf16 or config.fp16)
+        head = check_head(model)
+        if not head.ok and not (is_half and head.difference <= HALF_TOLERANCE):
+            log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
+            install_logprob_forward(model, full_head=True)
+        if not config.packing:
+            config.share_prompts = False
+            return
+        packed = check_packing(model, is_half=is_half)
+        if not packed.ok:
+            log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
+            config.packing = False
+        config.share_prompts = check_sharing(model, is_half=is_half).ok and config.share_prompts and config.packing
 
 
 def not_a_number(batch: TrainBatch, rows: Sequence[PackedRow]) -> tuple[str, list[PackedRow]] | None:
