@@ -575,6 +575,8 @@ class Environment(Identified):
         """Prepare ``state`` before the first turn; a returned mapping replaces it. Sync or async."""
         return state
 
+    setup_state.is_default = True  # type: ignore[attr-defined]  # the loop does not call it
+
     def get_prompt_messages(self, state: State) -> Any:
         """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
         raise NotImplementedError(f"{type(self).__name__} must define get_prompt_messages(self, state)")
@@ -924,6 +926,28 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> Any:
         return NO if state["final_env_response"] is None else YES
+
+    def _goes_on(self, state: State) -> bool:
+        """Whether none of the conditions above can hold: one call of every turn in place of six."""
+        return (
+            state["error"] is None
+            and state["final_env_response"] is None
+            and not state["prompt_too_long"]
+            and self.max_seq_len is None
+            and not 0 < self.max_turns <= len(state["trajectory"])
+            and not 0 < self.max_total_completion_tokens <= state["usage"].get("output_tokens", 0)
+        )
+
+    for _condition in (
+        has_error,
+        prompt_too_long,
+        max_seq_len_reached,
+        max_turns_reached,
+        max_total_completion_tokens_reached,
+        has_final_env_response,
+    ):
+        _condition.excluded = _goes_on  # type: ignore[attr-defined]  # read by the loop
+    del _condition
 
 
 def num_turns(state: State) -> float:
