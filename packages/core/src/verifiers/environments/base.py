@@ -658,7 +658,7 @@ class Environment(Identified):
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Record a response as the next step of the trajectory."""
-        truncated = response.finish_reason == "length"
+        truncated, usage = response.finish_reason == "length", response.usage
         previous = self.continued_step(state)
         completion: Messages = [response.message] if self.message_type == "chat" else response.text
         step = TrajectoryStep(
@@ -676,14 +676,14 @@ class Environment(Identified):
             state["is_truncated"] = True
         self._count_usage(state, response)
         state.counted.clear()
-        if response.usage.total_tokens:
-            usage, sampled = state["usage"], response.usage.completion_tokens
-            usage["final_output_tokens"] = usage.get("final_output_tokens", 0) + sampled
-            conversation = response.usage.prompt_tokens + sampled
-            usage["final_input_tokens"] = max(0, conversation - usage["final_output_tokens"])
-        for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens"):
-            if num_tokens := getattr(response.usage, name, 0):
-                state["usage"][name] = state["usage"].get(name, 0) + num_tokens
+        counts = state["usage"]
+        if usage.total_tokens:
+            sampled = usage.completion_tokens
+            counts["final_output_tokens"] = num_output = counts.get("final_output_tokens", 0) + sampled
+            counts["final_input_tokens"] = max(0, usage.prompt_tokens + sampled - num_output)
+        for name in _DETAILS:
+            if num_tokens := getattr(usage, name, 0):
+                counts[name] = counts.get(name, 0) + num_tokens
         if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
             state["prompt_too_long"] = True
             if step["tokens"] is not None:
@@ -706,7 +706,8 @@ class Environment(Identified):
             if counted is response:
                 return
         state.counted.append(response)
-        self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
+        usage = response.usage
+        self.increment_state_usage(state, usage.prompt_tokens, usage.completion_tokens)
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Add the tokens of an extra model call to the usage of the rollout."""
@@ -761,6 +762,8 @@ class Environment(Identified):
         await self.aclose()
 
 
+_DETAILS = "cached_tokens", "cache_write_tokens", "reasoning_tokens"
+"""Counts of a response that are in the usage of a rollout where they are not 0."""
 _STARTED: dict[int, Environment] = {}
 """Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
 

@@ -66,7 +66,7 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     cls: Any = type(env)
-    conditions = _conditions_in_loop(cls)
+    conditions = conditions_in_loop(cls)
     state["timing"]["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
@@ -174,7 +174,7 @@ def stop_conditions(cls: type) -> list[Condition]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _conditions_in_loop(cls: type) -> list[Condition]:
+def conditions_in_loop(cls: type) -> list[Condition]:
     """``stop_conditions``, where neighbours that can be excluded together are one without a name.
 
     A condition may have a function ``excluded``, shared with others: while it is true of environment and state, none of
@@ -295,13 +295,17 @@ async def _call_setup_state(env: RolloutEnvironment, state: State) -> None:
 
 async def clean_up(env: RolloutEnvironment, state: State) -> None:
     """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
+    state.waiting_for, started = "render_completion", time.perf_counter()
     try:
-        with Hook(state, "render_completion"):
-            if is_awaitable(rendered := env.render_completion(state)):
-                await rendered
-    except RolloutError as error:
-        _record_failure(env, state, "render_completion", error)
+        if is_awaitable(rendered := env.render_completion(state)):
+            await rendered
+    except BaseException as error:
+        if passes(error) and not isinstance(error, RolloutError):
+            raise
+        failure = error if isinstance(error, RolloutError) else fault("render_completion", error)
+        _record_failure(env, state, "render_completion", failure)
     finally:
+        state["timing"]["env_ms"] += 1000 * (time.perf_counter() - started)
         handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
         if handlers:
             await _uncancelled(_run_handlers(env, state, handlers))

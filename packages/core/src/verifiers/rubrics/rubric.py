@@ -535,17 +535,16 @@ class Rubric(Identified):
 
     def _own_functions(self) -> list[RewardFunction]:
         """The functions of ``funcs``, built again when the lists have changed."""
-        funcs, weights = self._lists()
+        cls: Any = type(self)
+        overridden = _overridden_lists(cls)
+        funcs, weights = self._lists(overridden) if overridden else (self._funcs, self._weights)
         if funcs != self._declared[0] or weights != self._declared[1]:
             self._functions = self._rebuilt(funcs, weights)
             self._declared = list(funcs), list(weights)
             self.changed()
         return self._functions
 
-    def _lists(self) -> tuple[list[Callable[..., Any]], list[float]]:
-        cls: Any = type(self)
-        if not (overridden := _overridden_lists(cls)):
-            return self._funcs, self._weights
+    def _lists(self, overridden: Mapping[str, str]) -> tuple[list[Callable[..., Any]], list[float]]:
         funcs = getattr(self, overridden["get_reward_funcs"])() if "get_reward_funcs" in overridden else self._funcs
         if "get_reward_weights" in overridden:
             return list(funcs), list(getattr(self, overridden["get_reward_weights"])())

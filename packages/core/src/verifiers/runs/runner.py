@@ -819,7 +819,8 @@ class RunStore:
                 [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
             )
         self._keep(jobs, outputs, states)
-        await self._report(jobs, outputs)
+        if self.on_progress is not None or time.monotonic() >= self._next_write:
+            await self._report(jobs, outputs)
 
     def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
         """Add rollouts that are durable."""
