@@ -32,7 +32,7 @@ from verifiers.data.messages import check_parts, normalize_chat, normalize_messa
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
-from verifiers.types import AttributeDict, Immutable, Message, Messages, SystemMessage, ToolCall, UserMessage
+from verifiers.types import AttributeDict, Immutable, Message, Messages, SystemMessage, Tool, ToolCall, UserMessage
 
 __all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
 
@@ -478,7 +478,7 @@ def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> s
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
 _are_atoms = _ATOMS.issuperset
-_DICTS = (Message, ToolCall, AttributeDict)
+_DICTS = (Message, ToolCall, Tool, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:

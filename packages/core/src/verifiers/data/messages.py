@@ -183,7 +183,9 @@ def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
 
 def field(message: object, name: str) -> Any:
     """Return a field of a message, part or tool call of any type; None when absent."""
-    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+    if isinstance(message, (dict, Mapping)):  # a dict first: the check of the abstract class is Python
+        return message.get(name)
+    return getattr(message, name, None)
 
 
 def canonical_arguments(arguments: object) -> object:
