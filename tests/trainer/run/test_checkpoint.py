@@ -183,33 +183,6 @@ def test_save_total_limit_keeps_the_newest(tmp_path):
     assert [step for step, _ in checkpoint_files.steps_in(tmp_path)] == [4, 3]
 
 
-def test_the_manifest_lists_the_files_written_first_and_those_of_the_block(tmp_path):
-    def largest(folder):
-        (folder / "optimizer").write_bytes(b"0" * 2**20)
-
-    whole = tmp_path / "checkpoint-1"
-    with checkpoint_files.writing(whole, largest) as temporary:
-        (temporary / "weights").mkdir()
-        (temporary / "weights" / "model").write_text("y")
-    listed = checkpoint_files.read_json(whole / checkpoint_files.MANIFEST)["files"]
-    assert list(listed) == ["optimizer", "weights/model"]
-    checkpoint_files.verify(whole)
-    (whole / "optimizer").write_bytes(b"1" * 2**20)
-    with pytest.raises(CheckpointError, match="optimizer is missing or damaged"):
-        checkpoint_files.verify(whole)
-
-
-def test_a_failure_to_write_the_files_that_come_first_leaves_nothing(tmp_path):
-    def largest(folder):
-        (folder / "optimizer").write_bytes(b"0")
-        raise OSError("No space left")
-
-    with pytest.raises(CheckpointError, match=r"checkpoint-1 could not be written: No space left"):
-        with checkpoint_files.writing(tmp_path / "checkpoint-1", largest):
-            pytest.fail("the block runs without the files that come first")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):
     (tmp_path / ".tmp-checkpoint-9").mkdir()
     with checkpoint_files.writing(tmp_path / "checkpoint-10") as temporary:

@@ -25,8 +25,8 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,35 +52,25 @@ SCHEMA = 2
 
 
 @contextmanager
-def writing(folder: Path, first: Callable[[Path], None] | None = None) -> Iterator[Path]:
+def writing(folder: Path) -> Iterator[Path]:
     """A temporary folder to write a checkpoint into; at the end of the block it is renamed to ``folder``.
 
-    first: writes the largest files, which the block leaves as they are: they are hashed and flushed while the block
-    writes the others. Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is unchanged.
+    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is unchanged.
     """
     for stale in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # of a killed process
         shutil.rmtree(stale, ignore_errors=True)
     temporary = folder.with_name(f"{UNFINISHED}{folder.name}")
     try:
         temporary.mkdir(parents=True)
+        yield temporary
+        failpoint("checkpoint.before_manifest")
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
         with ThreadPoolExecutor() as pool:  # hashing and fsync release the GIL
-            described: dict[Path, Future[dict[str, Any]]] = {}
-            synced: list[Future[None]] = []
-
-            def start() -> None:
-                new = [path for path in temporary.rglob("*") if path.is_file() and path not in described]
-                described.update((path, pool.submit(_describe, path)) for path in new)
-                synced.extend(pool.submit(_sync, path) for path in new)
-
-            if first is not None:
-                first(temporary)
-                start()
-            yield temporary
-            failpoint("checkpoint.before_manifest")
-            start()
-            manifest = {path.relative_to(temporary).as_posix(): described[path].result() for path in sorted(described)}
-            for flushed in synced:
-                flushed.result()  # raises the error of a failed fsync
+            described, synced = pool.map(_describe, files), pool.map(_sync, files)
+            manifest = {
+                path.relative_to(temporary).as_posix(): entry for path, entry in zip(files, described, strict=True)
+            }
+            list(synced)  # raises the error of a failed fsync
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
         _sync(temporary / MANIFEST)
         for inner in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:

@@ -118,9 +118,6 @@ class Checkpoints:
             optimizer_state = fsdp.whole_state(optimizer, keep=ranks.is_main)
             reference_state = None if run.reference is None else run.reference.state(keep=ranks.is_main)
 
-        def write_optimizer(folder: Path) -> None:
-            checkpoint_files.save_optimizer(folder, optimizer, optimizer_state)
-
         def write() -> str | None:
             folder = run.folder / f"{checkpoint_files.PREFIX}{state.global_step}"
             best = run.folder / f"{checkpoint_files.PREFIX}{state.best_global_step}" if state.best_global_step else None
@@ -130,10 +127,10 @@ class Checkpoints:
             settings = configuration(run) | {OBJECTIVE: run.settings.objective()}
             settings |= {WEIGHTS_ONLY: True} if run.settings.save_only_model else {}
             settings |= {CHANGED_CODE: self.changed_code} if self.changed_code else {}
-            optimizer_first = None if run.settings.save_only_model else write_optimizer
-            with checkpoint_files.writing(folder, optimizer_first) as temporary:
+            with checkpoint_files.writing(folder) as temporary:
                 write_model(temporary)
                 if not run.settings.save_only_model:
+                    checkpoint_files.save_optimizer(temporary, optimizer, optimizer_state)
                     checkpoint_files.save_scheduler(temporary, scheduler)
                     checkpoint_files.save_scaler(temporary, scaler)
                     for rank, rng in enumerate(rngs):
