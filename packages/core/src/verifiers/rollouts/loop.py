@@ -193,7 +193,11 @@ def _name_of_first(
     """The name of the first of these that holds; ``NO`` without one."""
     if excluded(env, state):
         return NO
-    return next((name for name, condition in members if condition(env, state)), NO)
+    for name, condition in members:
+        holds = condition(env, state)
+        if holds is not NO and holds:
+            return name
+    return NO
 
 
 def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
