@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verifiers.types import Immutable
+
 FOLDER = Path(__file__).parent / "reference"
 PACKAGES = {
     "verifiers": "packages/core/src",
@@ -226,8 +228,10 @@ def parameters(value: Any) -> Iterator[tuple[str, str, str, str]]:
     The meaning is from ``Args:`` in its docstring, or the docstring below a field; empty where there is none.
     """
     meanings, without_effect = _meanings(value), _without_effect(value)
+    is_struct = inspect.isclass(value) and issubclass(value, Immutable)  # whose signature has no types as written
+    types = {field.name: field.type for field in dataclasses.fields(value)} if is_struct else {}
     for parameter in _own_parameters(value):
-        kind = str(parameter.annotation)
+        kind = str(types.get(parameter.name, parameter.annotation))
         if "accepted for older callers" in kind or parameter.name in without_effect:
             continue
         kind = re.sub(r"^Annotated\[(.*), Free\(.*\)\]$", r"\1", kind)

@@ -1,13 +1,16 @@
 """Messages that are dicts and answer attributes; tool calls in both spellings; responses."""
 
 import copy
+import dataclasses
+import inspect
 import json
 import pickle
 
+import msgspec
 import pytest
 
 import verifiers as vf
-from verifiers.types import AttributeDict, Choice
+from verifiers.types import AttributeDict, Choice, Immutable
 
 MESSAGES = [
     vf.SystemMessage("s"),
@@ -121,3 +124,51 @@ def test_attribute_dicts_read_and_write_both_ways_and_keep_their_class():
     with pytest.raises(AttributeError, match="'c'"):
         d.c
     assert type(copy.deepcopy(d)) is AttributeDict
+
+
+# --- immutable records ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenPoint:
+    """The negative control: what each of these tests holds of a frozen dataclass."""
+
+    x: int
+    notes: dict[str, int] = dataclasses.field(default_factory=dict)
+    y: int = 5
+
+
+class ImmutablePoint(Immutable, frozen=True):
+    x: int
+    notes: dict[str, int] = msgspec.field(default_factory=dict)
+    y: int = 5
+
+
+@pytest.mark.parametrize("cls", [FrozenPoint, ImmutablePoint])
+def test_an_immutable_is_a_frozen_dataclass_to_its_users(cls):
+    point = cls(3, {"a": 1})
+    assert dataclasses.is_dataclass(point)
+    assert [field.name for field in dataclasses.fields(cls)] == ["x", "notes", "y"]
+    assert [field.default for field in dataclasses.fields(cls)] == [dataclasses.MISSING, dataclasses.MISSING, 5]
+    assert dataclasses.fields(cls)[1].default_factory is dict
+    assert dataclasses.asdict(point) == {"x": 3, "notes": {"a": 1}, "y": 5}
+    assert dataclasses.replace(point, x=4) == cls(4, {"a": 1}) != point
+    assert pickle.loads(pickle.dumps(point)) == copy.deepcopy(point) == copy.copy(point) == point
+    assert repr(point) == f"{cls.__name__}(x=3, notes={{'a': 1}}, y=5)"
+    assert cls(3).notes is not cls(3).notes
+    assert list(inspect.signature(cls).parameters) == ["x", "notes", "y"]
+    assert msgspec.json.encode(point) == b'{"x":3,"notes":{"a":1},"y":5}'
+    with pytest.raises(AttributeError):
+        point.x = 4
+    with pytest.raises(AttributeError):
+        del point.x
+    with pytest.raises(TypeError):
+        dataclasses.replace(point, z=4)
+
+
+def test_a_request_compares_and_prints_without_the_state_of_its_rollout():
+    requests = [vf.ModelRequest([vf.UserMessage("hi")], "m", state=state) for state in (None, {"secret": 1})]
+    assert requests[0] == requests[1]
+    assert "secret" not in repr(requests[1])
+    assert requests[0] != vf.ModelRequest([vf.UserMessage("hi")], "another")
+    assert pickle.loads(pickle.dumps(requests[1])).state is None

@@ -15,12 +15,14 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec.structs import force_setattr
 
 SamplingArgs: TypeAlias = dict[str, Any]
 Info: TypeAlias = dict[str, Any]
@@ -46,6 +48,37 @@ class AttributeDict(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self))
+
+
+class _DataclassFields:
+    """``__dataclass_fields__`` of a class, made when it is first read."""
+
+    def __init__(self) -> None:
+        self._by_class: dict[type, dict[str, Field[Any]]] = {}
+
+    def __get__(self, instance: object, owner: type[Immutable]) -> dict[str, Field[Any]]:
+        if owner not in self._by_class:
+            types: dict[str, Any] = {}
+            for base in reversed(owner.__mro__):
+                types |= vars(base).get("__annotations__", {})
+            names, defaults = owner.__struct_fields__, owner.__struct_defaults__
+            without = len(names) - len(defaults)
+            described: list[Any] = [(name, types[name]) for name in names[:without]]
+            for name, default in zip(names[without:], defaults, strict=True):
+                factory = getattr(default, "factory", None)
+                value = field(default=default) if factory is None else field(default_factory=factory)
+                described.append((name, types[name], value))
+            self._by_class[owner] = {one.name: one for one in fields(make_dataclass(owner.__name__, described))}
+        return self._by_class[owner]
+
+
+class Immutable(msgspec.Struct, frozen=True):
+    """A frozen dataclass to its users (``replace``, ``fields``, ``asdict``), made in a tenth of the time of one.
+
+    A frozen dataclass assigns each field by a call of ``object.__setattr__``; several of these are made per turn.
+    """
+
+    __dataclass_fields__: ClassVar[_DataclassFields] = _DataclassFields()
 
 
 def _restore(cls: type[dict[str, Any]], items: Mapping[str, Any]) -> Any:
@@ -445,8 +478,7 @@ class InputAudioContentPart(_ContentPart):
 # --- one model call ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(Immutable, frozen=True):
     """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is "completion".
 
     >>> request = vf.ModelRequest([vf.UserMessage("hi")], "m", sampling_args={"temperature": 0.0})
@@ -462,7 +494,7 @@ class ModelRequest:
     """"chat" or "completion"."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Tools that the model may call."""
-    sampling_args: Mapping[str, Any] = field(default_factory=dict)
+    sampling_args: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Sampling parameters of the request, such as ``temperature``."""
     seed: int | None = None
     """Seed of the sampling, where the server takes one."""
@@ -476,11 +508,21 @@ class ModelRequest:
     """Further HTTP headers."""
     sample: str | None = None
     """Which of several samples of an equal prompt this is (sibling and turn); None keeps the reply out of a cache."""
-    state: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    state: Mapping[str, Any] | None = None
     """The state of the rollout, for a client that reads it; None outside of one, and in another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModelRequest, tuple(getattr(self, name) for name in self.__dataclass_fields__ if name != "state")
+        return ModelRequest, self._without_state()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelRequest) and self._without_state() == other._without_state()
+
+    def __repr__(self) -> str:
+        named = zip(self.__struct_fields__, self._without_state(), strict=False)
+        return f"ModelRequest({', '.join(f'{name}={value!r}' for name, value in named)})"
+
+    def _without_state(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "state")
 
 
 class _Fields:
@@ -522,8 +564,7 @@ def _plain(value: object) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-@dataclass(frozen=True, slots=True)
-class Usage(_Fields):
+class Usage(_Fields, Immutable, frozen=True):
     """Token counts of one call, from the server; ``total_tokens`` is their sum.
 
     >>> vf.Usage(prompt_tokens=12, completion_tokens=3).total_tokens
@@ -545,7 +586,7 @@ class Usage(_Fields):
 
     def __post_init__(self) -> None:
         if self.total_tokens < 0:
-            object.__setattr__(self, "total_tokens", self.prompt_tokens + self.completion_tokens)
+            force_setattr(self, "total_tokens", self.prompt_tokens + self.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -639,8 +680,7 @@ class Choice:
         return self.message.content
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Response(_Fields):
+class Response(_Fields, Immutable, frozen=True, weakref=True):
     """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI objects.
 
     >>> response = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
@@ -679,13 +719,13 @@ class Response(_Fields):
         if isinstance(message, ResponseMessage):
             given = message.given()
             tokens = given.pop("tokens", None)  # held once, here
-            object.__setattr__(self, "finish_reason", given.get("finish_reason") or self.finish_reason)
-            object.__setattr__(self, "tokens", tokens if self.tokens is None else self.tokens)
+            force_setattr(self, "finish_reason", given.get("finish_reason") or self.finish_reason)
+            force_setattr(self, "tokens", tokens if self.tokens is None else self.tokens)
         if self.usage is None:
-            object.__setattr__(self, "usage", Usage())
+            force_setattr(self, "usage", Usage())
         if not isinstance(message, AssistantMessage):
             message = _restore(AssistantMessage, message)
-            object.__setattr__(self, "message", message)
+            force_setattr(self, "message", message)
         object.__setattr__(message, "_response", weakref.ref(self))
 
     def keys(self) -> Sequence[str]:
@@ -730,8 +770,7 @@ class StopReason(StrEnum):
 _TRUNCATING = StopReason.MAX_SEQ_LEN, StopReason.MAX_COMPLETION_TOKENS, StopReason.PROMPT_TOO_LONG, StopReason.TIMEOUT
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Turn(Immutable, frozen=True, eq=False):
     """One model call exactly as sampled. Tokens are never decoded and encoded again.
 
     The second turn of a conversation, in which the environment added the token 9; the policy was updated while it was
@@ -758,12 +797,12 @@ class Turn:
     def __post_init__(self) -> None:
         for name, dtype in _TURN_ARRAYS:
             value = getattr(self, name)
-            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1:
+            if type(value) is np.ndarray and value.dtype is dtype and value.ndim == 1:
                 continue
             array = np.asarray(value, dtype=dtype)
             if array.ndim != 1:
                 raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
-            object.__setattr__(self, name, array)
+            force_setattr(self, name, array)
         num_sampled = len(self.completion_ids)
         if len(self.sampler_logprobs) != num_sampled:
             raise ValueError(
@@ -787,8 +826,7 @@ _TURN_ARRAYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(Immutable, frozen=True):
     """One finished rollout: its sampled turns, reward and metrics; passed from the runner to training.
 
     ``State`` is the author's mutable view of the same rollout while it runs; ``state.rollout()`` freezes it::
@@ -800,13 +838,13 @@ class Rollout:
     """The turns to train, which have tokens; empty when the endpoint returned none."""
     reward: float
     """NaN when unknown."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     error: str | None = None
     """``ClassName: message`` of the error that ended it."""
     stop: str | None = None
     """A ``StopReason``, or the name of an author's stop condition."""
     is_truncated: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)
+    text: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """``prompt``, ``completion`` and ``answer``, for logs."""
     turn_rewards: tuple[float, ...] = ()
     """The environment's rewards per turn, beside the reward; empty when it sets none."""
@@ -814,7 +852,7 @@ class Rollout:
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus mean. None before."""
     cause: str | None = None
     """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
-    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    role_rewards: Mapping[str, float] = msgspec.field(default_factory=dict)
     """The reward of each role that took a turn to train, NaN when unknown; empty where roles have none of their own."""
 
     def of_role(self, role: str) -> Rollout:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Unpack
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 from yarl import URL
 
 from verifiers.clients.cache import cache_key, current_cache, request_content
@@ -377,11 +378,11 @@ async def _close(pool: Pool) -> None:
     await pool.session.close()
 
 
-def request_headers(request: ModelRequest) -> dict[str, str] | None:
-    """Return the headers of one request beside those of the session."""
+def request_headers(request: ModelRequest) -> CIMultiDict[str] | None:
+    """Return the headers of one request beside those of the session, in aiohttp's type, which it would make of them."""
     if request.rollout_id is None and not request.headers:
         return None
-    headers = dict(request.headers or {})
+    headers = CIMultiDict(request.headers or ())
     if request.rollout_id is not None:
         headers["X-Session-ID"] = request.rollout_id
     return headers

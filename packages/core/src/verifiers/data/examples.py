@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol, TypeAlias, TypeGuard, overload
 
 import numpy as np
@@ -31,7 +32,7 @@ from verifiers.data.messages import check_parts, normalize_chat, normalize_messa
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
-from verifiers.types import AttributeDict, Message, Messages, SystemMessage, ToolCall, UserMessage
+from verifiers.types import AttributeDict, Immutable, Message, Messages, SystemMessage, Tool, ToolCall, UserMessage
 
 __all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
 
@@ -61,8 +62,7 @@ DatasetLike: TypeAlias = HubTable | Sequence[Mapping[str, Any]] | Mapping[str, A
 """The types of ``ACCEPTED``; a mapping is a dict of columns, or of tables by split."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Immutable, frozen=True):
     """A formatted row. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4", "info": {}, …})``."""
 
     example_id: int
@@ -377,7 +377,10 @@ def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
 
 def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Example:
     formatted = format_row(row, row_format, place)
-    hashed = {name: value for name, value in formatted.items() if name != "example_id" and value is not None}
+    hashed = formatted.copy()
+    del hashed["example_id"]
+    if NoneType in map(type, hashed.values()):
+        hashed = {name: value for name, value in hashed.items() if value is not None}
     try:
         digest = hashlib.sha256(canonical_json(hashed)).hexdigest()
     except (TypeError, ValueError, RecursionError) as error:
@@ -475,7 +478,7 @@ def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> s
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
 _are_atoms = _ATOMS.issuperset
-_DICTS = (Message, ToolCall, AttributeDict)
+_DICTS = (Message, ToolCall, Tool, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:

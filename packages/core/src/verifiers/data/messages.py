@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from verifiers.errors import ConfigError
@@ -36,6 +37,8 @@ _CLASSES: dict[str, type[Message]] = {
 }
 
 _KINDS = frozenset(_CLASSES.values())
+_TEXT, _TWO = frozenset((str,)), frozenset((2,))
+_ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
 
 # what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi, tags, surrogates
 _CONTROL = re.compile(
@@ -67,6 +70,8 @@ def normalize_messages(value: object, message_type: str = "chat") -> Messages:
 def normalize_chat(value: object) -> list[Message]:
     """``normalize_messages`` in chat mode."""
     if isinstance(value, (list, tuple)):
+        if _are_plain(value):
+            return list(value)
         return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in value]
     if isinstance(value, str):
         return [UserMessage(value)]
@@ -178,7 +183,9 @@ def last_text(messages: Iterable[object] | str | None, role: str) -> str | None:
 
 def field(message: object, name: str) -> Any:
     """Return a field of a message, part or tool call of any type; None when absent."""
-    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+    if isinstance(message, (dict, Mapping)):  # a dict first: the check of the abstract class is Python
+        return message.get(name)
+    return getattr(message, name, None)
 
 
 def canonical_arguments(arguments: object) -> object:
@@ -264,6 +271,19 @@ def message_to_printable(message: object) -> Message:
     elif content is None:
         printable["content"] = ""
     return printable
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Return whether all are ``Message`` objects of a role and a text alone, as nearly all are."""
+    try:
+        return (
+            _KINDS.issuperset(map(type, values))
+            and _TWO.issuperset(map(len, values))
+            and _TEXT.issuperset(map(type, map(_CONTENT, values)))
+            and all(map(_ROLE, values))
+        )
+    except KeyError:  # one of the two fields is another
+        return False
 
 
 def _is_normal(message: Message) -> bool:

@@ -153,7 +153,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     *Raises* ToolParseError when it is not a JSON object.
     """
     try:
-        arguments = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
+        arguments = _DECODER.decode(text) if text.strip() else {}
     except json.JSONDecodeError as error:
         where = f"{error.msg} at line {error.lineno} column {error.colno}"
         raise ToolParseError(f"the arguments are not valid JSON: {where}; write one JSON object") from error
@@ -181,6 +181,9 @@ def _check_name(name: str) -> None:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # ``json.loads`` would make one for each call
 
 
 # --- the signature ----------------------------------------------------------------------------------------------

@@ -575,6 +575,8 @@ class Environment(Identified):
         """Prepare ``state`` before the first turn; a returned mapping replaces it. Sync or async."""
         return state
 
+    setup_state.is_default = True  # type: ignore[attr-defined]  # the loop does not call it
+
     def get_prompt_messages(self, state: State) -> Any:
         """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
         raise NotImplementedError(f"{type(self).__name__} must define get_prompt_messages(self, state)")
@@ -656,7 +658,7 @@ class Environment(Identified):
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Record a response as the next step of the trajectory."""
-        truncated = response.finish_reason == "length"
+        truncated, usage = response.finish_reason == "length", response.usage
         previous = self.continued_step(state)
         completion: Messages = [response.message] if self.message_type == "chat" else response.text
         step = TrajectoryStep(
@@ -674,14 +676,14 @@ class Environment(Identified):
             state["is_truncated"] = True
         self._count_usage(state, response)
         state.counted.clear()
-        if response.usage.total_tokens:
-            usage, sampled = state["usage"], response.usage.completion_tokens
-            usage["final_output_tokens"] = usage.get("final_output_tokens", 0) + sampled
-            conversation = response.usage.prompt_tokens + sampled
-            usage["final_input_tokens"] = max(0, conversation - usage["final_output_tokens"])
-        for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens"):
-            if num_tokens := getattr(response.usage, name, 0):
-                state["usage"][name] = state["usage"].get(name, 0) + num_tokens
+        counts = state["usage"]
+        if usage.total_tokens:
+            sampled = usage.completion_tokens
+            counts["final_output_tokens"] = num_output = counts.get("final_output_tokens", 0) + sampled
+            counts["final_input_tokens"] = max(0, usage.prompt_tokens + sampled - num_output)
+        for name in _DETAILS:
+            if num_tokens := getattr(usage, name, 0):
+                counts[name] = counts.get(name, 0) + num_tokens
         if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
             state["prompt_too_long"] = True
             if step["tokens"] is not None:
@@ -704,7 +706,8 @@ class Environment(Identified):
             if counted is response:
                 return
         state.counted.append(response)
-        self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
+        usage = response.usage
+        self.increment_state_usage(state, usage.prompt_tokens, usage.completion_tokens)
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Add the tokens of an extra model call to the usage of the rollout."""
@@ -759,6 +762,8 @@ class Environment(Identified):
         await self.aclose()
 
 
+_DETAILS = "cached_tokens", "cache_write_tokens", "reasoning_tokens"
+"""Counts of a response that are in the usage of a rollout where they are not 0."""
 _STARTED: dict[int, Environment] = {}
 """Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
 
@@ -924,6 +929,28 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> Any:
         return NO if state["final_env_response"] is None else YES
+
+    def _goes_on(self, state: State) -> bool:
+        """Whether none of the conditions above can hold: one call of every turn in place of six."""
+        return (
+            state["error"] is None
+            and state["final_env_response"] is None
+            and not state["prompt_too_long"]
+            and self.max_seq_len is None
+            and not 0 < self.max_turns <= len(state["trajectory"])
+            and not 0 < self.max_total_completion_tokens <= state["usage"].get("output_tokens", 0)
+        )
+
+    for _condition in (
+        has_error,
+        prompt_too_long,
+        max_seq_len_reached,
+        max_turns_reached,
+        max_total_completion_tokens_reached,
+        has_final_env_response,
+    ):
+        _condition.excluded = _goes_on  # type: ignore[attr-defined]  # read by the loop
+    del _condition
 
 
 def num_turns(state: State) -> float:

@@ -422,6 +422,8 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
 
     In a group that has some, missing advantages become NaN: those rewards are unknown.
     """
+    if all([output["advantage"] is not None and "trajectory" not in output for output in outputs]):
+        return
     groups: dict[Any, list[RolloutOutput]] = {}
     for output in outputs:
         groups.setdefault(example_key(output), []).append(output)

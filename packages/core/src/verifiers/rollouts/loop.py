@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import json
 import os
 import random
@@ -65,24 +66,15 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     cls: Any = type(env)
-    conditions = stop_conditions(cls)
+    conditions = conditions_in_loop(cls)
     state["timing"]["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
             await set_up(env, state)
             while (reason := await first_stop(env, state, conditions)) is None:
-                with Hook(state, "get_prompt_messages"):
-                    messages = env.get_prompt_messages(state)
-                    prompt = env.as_prompt(await messages if is_awaitable(messages) else messages)
-                if state["final_env_response"] is not None:
+                if await _take_turn(env, state, limits):
                     reason = StopReason.FINAL_RESPONSE.value
                     break
-                limits.check()
-                with Hook(state, "get_model_response", "model_ms", awaited="the model", stops_run=True):
-                    response = await env.get_model_response(state, prompt)
-                with Hook(state, "add_model_response"):
-                    if is_awaitable(added := env.add_model_response(state, prompt, response)):
-                        await added
             state["stop_condition"] = reason
     except OverlongPromptError:
         state["prompt_too_long"], state["stop_condition"] = True, StopReason.PROMPT_TOO_LONG.value
@@ -95,6 +87,39 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
         await clean_up(env, state)
     conclude(state, started)
     return state
+
+
+async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> bool:
+    """Call the model once and record its response; True when ``get_prompt_messages`` gave the final response instead.
+
+    As three ``Hook`` blocks, at the cost of less than one: every turn of every rollout pays it.
+    """
+    hook, request_start, request_end, started = "get_prompt_messages", 0.0, 0.0, time.perf_counter()
+    try:
+        state.waiting_for = hook
+        messages = env.get_prompt_messages(state)
+        prompt = env.as_prompt(await messages if is_awaitable(messages) else messages)
+        if state["final_env_response"] is not None:
+            return True
+        limits.check()
+        hook, state.waiting_for, request_start = "get_model_response", "the model", time.perf_counter()
+        response = await env.get_model_response(state, prompt)
+        hook, request_end = "add_model_response", time.perf_counter()
+        state.waiting_for = hook
+        if is_awaitable(added := env.add_model_response(state, prompt, response)):
+            await added
+        state.waiting_for = None
+    except BaseException as error:
+        if limits.expired or passes(error, stops_run=hook == "get_model_response"):
+            raise
+        raise fault(hook, error) from error
+    finally:
+        times, ended = state["timing"], time.perf_counter()
+        request_start = request_start or ended
+        request_end = request_end or ended
+        times["model_ms"] += 1000 * (request_end - request_start)
+        times["env_ms"] += 1000 * (request_start - started + ended - request_end)
+    return False
 
 
 # --- stop conditions ------------------------------------------------------------------------------------------------
@@ -127,7 +152,7 @@ async def first_stop(env: RolloutEnvironment, state: State, conditions: list[Con
             if is_awaitable(holds):
                 holds = await holds
             if holds:
-                return name
+                return name or str(holds)
     except BaseException as error:
         if passes(error):
             raise
@@ -146,6 +171,33 @@ def stop_conditions(cls: type) -> list[Condition]:
         function = functools.partial(_with_messages, override) if _takes_messages(override) else override
         conditions.append((0, "is_completed", function))
     return [(name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))]
+
+
+@functools.lru_cache(maxsize=1024)
+def conditions_in_loop(cls: type) -> list[Condition]:
+    """``stop_conditions``, where neighbours that can be excluded together are one without a name.
+
+    A condition may have a function ``excluded``, shared with others: while it is true of environment and state, none of
+    them holds. That of the built-in conditions makes one call of six.
+    """
+    grouped: list[Condition] = []
+    for excluded, members in itertools.groupby(stop_conditions(cls), lambda named: getattr(named[1], "excluded", None)):
+        several = list(members)
+        grouped += several if excluded is None else [("", functools.partial(_name_of_first, excluded, several))]
+    return grouped
+
+
+def _name_of_first(
+    excluded: Callable[[Any, State], bool], members: list[Condition], env: RolloutEnvironment, state: State
+) -> str | Done:
+    """The name of the first of these that holds; ``NO`` without one."""
+    if excluded(env, state):
+        return NO
+    for name, condition in members:
+        holds = condition(env, state)
+        if holds is not NO and holds:
+            return name
+    return NO
 
 
 def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
@@ -224,14 +276,8 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
     for name, handler, _ in decorated(env, "setup"):
         with Hook(state, name, "setup_ms", stops_run=True):
             await call_handler(env, handler, state)
-    with Hook(state, "setup_state", "setup_ms", stops_run=True):
-        updates = env.setup_state(state)
-        if updates is not state and is_awaitable(updates):  # a state can be awaited too
-            updates = await updates
-        if updates is not None and updates is not state and type(updates) is not Done:
-            if not isinstance(updates, Mapping):
-                raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
-            state.update(updates)
+    if not getattr(env.setup_state, "is_default", False):
+        await _call_setup_state(env, state)
     try:
         state["prompt"] = env.as_prompt(state["prompt"])
     except BaseException as error:
@@ -240,15 +286,30 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
         raise fault("setup_state", error) from error
 
 
+async def _call_setup_state(env: RolloutEnvironment, state: State) -> None:
+    with Hook(state, "setup_state", "setup_ms", stops_run=True):
+        updates = env.setup_state(state)
+        if updates is not state and is_awaitable(updates):  # a state can be awaited too
+            updates = await updates
+        if updates is not None and updates is not state and type(updates) is not Done:
+            if not isinstance(updates, Mapping):
+                raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
+            state.update(updates)
+
+
 async def clean_up(env: RolloutEnvironment, state: State) -> None:
     """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
+    state.waiting_for, started = "render_completion", time.perf_counter()
     try:
-        with Hook(state, "render_completion"):
-            if is_awaitable(rendered := env.render_completion(state)):
-                await rendered
-    except RolloutError as error:
-        _record_failure(env, state, "render_completion", error)
+        if is_awaitable(rendered := env.render_completion(state)):
+            await rendered
+    except BaseException as error:
+        if passes(error) and not isinstance(error, RolloutError):
+            raise
+        failure = error if isinstance(error, RolloutError) else fault("render_completion", error)
+        _record_failure(env, state, "render_completion", failure)
     finally:
+        state["timing"]["env_ms"] += 1000 * (time.perf_counter() - started)
         handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
         if handlers:
             await _uncancelled(_run_handlers(env, state, handlers))

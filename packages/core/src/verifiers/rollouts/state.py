@@ -97,6 +97,11 @@ class InputView(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
+_set_item = dict.__setitem__
+_NOT_PLAIN = frozenset(("id", "turn", "responses", "input", "timing", "oai_tools"))
+"""Keys of a state that are not assigned as they are."""
+
+
 class State(dict[str, Any], Finished):
     """Everything about one rollout, from its dataset row to its reward. Other keys belong to the author.
 
@@ -149,8 +154,6 @@ class State(dict[str, Any], Finished):
     }
     RESERVED = COMPUTED | _DEFAULTS.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
-    _NOT_PLAIN = COMPUTED | {"input", "timing", "oai_tools"}
-    """Keys that are not assigned as they are."""
 
     def __init__(self, *mappings: Mapping[str, Any], **fields: Any):
         values = fields
@@ -203,8 +206,8 @@ class State(dict[str, Any], Finished):
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key not in self._NOT_PLAIN:
-            dict.__setitem__(self, key, value)
+        if key not in _NOT_PLAIN:
+            _set_item(self, key, value)
         elif key == "input":
             self.input_columns, self.hidden_columns = [], {}
             InputView(self).update(value)
@@ -243,7 +246,7 @@ class State(dict[str, Any], Finished):
 
     def rollout(self) -> Rollout:
         """An immutable copy of the rollout: its turns as sampled, reward and metrics."""
-        error = self["error"]
+        error, advantage = self["error"], self["advantage"]
         reward = math.nan if self["reward"] is None else float(self["reward"])
         turns = turns_of(self["trajectory"])
         return Rollout(
@@ -256,7 +259,7 @@ class State(dict[str, Any], Finished):
             is_truncated=bool(self["is_truncated"]),
             text={"prompt": self["prompt"], "completion": self["completion"], "answer": self["answer"]},
             turn_rewards=self._env_turn_rewards(),
-            advantage=None if self["advantage"] is None else float(self["advantage"]),
+            advantage=None if advantage is None else float(advantage),
             role_rewards={turn.role: float(self["metrics"].get(turn.role, reward)) for turn in turns if turn.role},
         )
 
@@ -264,7 +267,8 @@ class State(dict[str, Any], Finished):
         """The environment's rewards of the trained turns; empty when all are 0. Scoring fills in the rollout's."""
         steps, rewards = self["trajectory"], self.turn_rewards
         if rewards is None or len(rewards) != len(steps):  # read from a file
-            rewards = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
+            filled_in = None, self["reward"]
+            rewards = [None if reward in filled_in else reward for reward in [dict.get(s, "reward") for s in steps]]
         if not any(rewards):
             return ()
         sampled = [reward for step, reward in zip(steps, rewards, strict=True) if is_trained(step)]
@@ -581,12 +585,13 @@ def is_trained(step: TrajectoryStep) -> bool:
 
 def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
     """The turns of the trained steps; linear in their tokens while each prompt continues the turn before."""
+    trained = [step for step in steps if is_trained(step)]
+    if len(trained) == 1:
+        return (_only_turn(*trained),)
     turns: list[Turn] = []
     run: list[tuple[TrajectoryStepTokens, bool, int, str]] = []
     before, end, shared_of_first = None, 0, 0
-    for step in steps:
-        if not is_trained(step):
-            continue
+    for step in trained:
         tokens = dict.__getitem__(step, "tokens")
         shared = tokens._shared if tokens._previous is before else 0
         if run and shared < end:
@@ -599,6 +604,16 @@ def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
         run.append((tokens, dict.__getitem__(step, "is_truncated"), end, role))
         before = tokens
     return tuple(turns + _continued_turns(run, shared_of_first)) if run else ()
+
+
+def _only_turn(step: TrajectoryStep) -> Turn:
+    """The turn of a rollout that has one: ``_continued_turns`` without the search for shared tokens."""
+    tokens, role = dict.__getitem__(step, "tokens"), dict.__getitem__(step, "extras").get("rewarded_role", "")
+    prompt, sampled, logprobs = tokens.arrays()
+    version = dict.__getitem__(tokens, "version")
+    if not isinstance(version, int):
+        version = np.asarray(version)
+    return Turn(prompt, sampled, logprobs, version, dict.__getitem__(step, "is_truncated"), 0, role)
 
 
 def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int, str]], num_shared: int) -> list[Turn]:

@@ -491,8 +491,7 @@ class Rubric(Identified):
         """Run the cleanup handlers, each within 60 s and shielded from cancellation; a failure is logged."""
         for scorer, members in self.by_scorer(states):
             if scorer is self:
-                pending = [state for state in members if not state.cleaned_up]
-                if pending and (handlers := self.cleanup_handlers()):
+                if (handlers := self.cleanup_handlers()) and (pending := [s for s in members if not s.cleaned_up]):
                     await asyncio.shield(self.call_cleanup_handlers(handlers, pending))
             elif scorer is not None:
                 await scorer.run_cleanup(members)
@@ -536,17 +535,16 @@ class Rubric(Identified):
 
     def _own_functions(self) -> list[RewardFunction]:
         """The functions of ``funcs``, built again when the lists have changed."""
-        funcs, weights = self._lists()
+        cls: Any = type(self)
+        overridden = _overridden_lists(cls)
+        funcs, weights = self._lists(overridden) if overridden else (self._funcs, self._weights)
         if funcs != self._declared[0] or weights != self._declared[1]:
             self._functions = self._rebuilt(funcs, weights)
             self._declared = list(funcs), list(weights)
             self.changed()
         return self._functions
 
-    def _lists(self) -> tuple[list[Callable[..., Any]], list[float]]:
-        cls: Any = type(self)
-        if not (overridden := _overridden_lists(cls)):
-            return self._funcs, self._weights
+    def _lists(self, overridden: Mapping[str, str]) -> tuple[list[Callable[..., Any]], list[float]]:
         funcs = getattr(self, overridden["get_reward_funcs"])() if "get_reward_funcs" in overridden else self._funcs
         if "get_reward_weights" in overridden:
             return list(funcs), list(getattr(self, overridden["get_reward_weights"])())
@@ -937,9 +935,11 @@ def rollout_value(state: State, name: str) -> Any:
     if name == "state":
         return state
     value = state[name]
-    if name == "completion" and value is None:
+    if name not in ("prompt", "completion"):
+        return value
+    if value is None and name == "completion":
         return "" if isinstance(state["prompt"], str) else []
-    return list(value) if name in ("prompt", "completion") and isinstance(value, list) else value
+    return list(value) if isinstance(value, list) else value
 
 
 def unsupplied(name: str, parameter: str, available: set[str]) -> str:
@@ -1150,11 +1150,13 @@ async def _run_segment(
         segment = [f for f in segment if id(f.rubric) not in errors]
         for function in broken:
             _record(state, function.name, errors[id(function.rubric)])
-    for function, outcome in zip(segment, await _outcomes(segment, resolver), strict=True):
+    outcomes = await _outcomes(segment, resolver)
+    metrics = state["metrics"]
+    for function, outcome in zip(segment, outcomes, strict=True):
         try:
             if isinstance(outcome, Raised):
                 raise outcome.error
-            state["metrics"][function.name] = finite_value(outcome, function.name)
+            metrics[function.name] = finite_value(outcome, function.name)
         except ScoringError as error:
             _record(state, function.name, error)
 
@@ -1188,12 +1190,14 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
 
 
 def _center_advantages(states: Sequence[State]) -> None:
-    rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
     if len(states) == 1:  # a group of one has no siblings to compare with
-        advantages = [NAN if math.isnan(rewards[0]) else 0.0]
-    else:
-        advantages = centered_advantages(rewards)
-    for state, advantage in zip(states, advantages, strict=True):
+        (state,) = states
+        reward = state["reward"]
+        state["advantage"] = NAN if reward is None or math.isnan(reward) else 0.0
+        _fill_turns(state, "advantage")
+        return
+    rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
+    for state, advantage in zip(states, centered_advantages(rewards), strict=True):
         state["advantage"] = advantage
         _fill_turns(state, "advantage")
 
@@ -1229,6 +1233,8 @@ async def _outcomes(segment: Sequence[RewardFunction], resolver: ArgumentResolve
     else:
         outcomes = await workers().run(segment, resolver)
     for index, outcome in enumerate(outcomes):
+        if type(outcome) is float:  # nearly all are
+            continue
         if is_awaitable(outcome):  # a synchronous function that returned a coroutine
             outcome = await _bounded(segment[index], resolver, outcome)
         if isinstance(outcome, Raised):

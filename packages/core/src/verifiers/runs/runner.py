@@ -59,7 +59,7 @@ from verifiers.runtime.loops import is_awaitable, maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
 from verifiers.storage.journal import Journal
-from verifiers.types import StopReason
+from verifiers.types import Immutable, StopReason
 
 if TYPE_CHECKING:
     from verifiers.clients.protocol import ClientLike
@@ -136,8 +136,7 @@ class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
 # --- the plan
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Immutable, frozen=True):
     """One planned rollout: the ``sibling``-th of an example that has ``siblings`` of them."""
 
     example: Example
@@ -820,7 +819,8 @@ class RunStore:
                 [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
             )
         self._keep(jobs, outputs, states)
-        await self._report(jobs, outputs)
+        if self.on_progress is not None or time.monotonic() >= self._next_write:
+            await self._report(jobs, outputs)
 
     def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
         """Add rollouts that are durable."""
@@ -834,8 +834,9 @@ class RunStore:
 
         Returns the names under which the server answered; none when each is the requested one.
         """
-        steps, names = state["trajectory"], set[str]()
+        steps, requested = state["trajectory"], state["model"]
         self.num_turns += len(steps)
+        names: set[str] = set()
         for step in steps:
             response = dict.get(step, "response")
             if model := getattr(response, "model", ""):
@@ -844,7 +845,7 @@ class RunStore:
                 continue
             if not (dict.get(step, "extras") or {}).get("logprobs"):  # by the texts of the tokens
                 self.without_tokens[getattr(response, "tokens_missing", "") or "the client returns none"] += 1
-        return [] if names <= {state["model"]} else sorted(names)
+        return [] if names <= {requested} else sorted(names)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Copy the advantages of siblings, after they were stored, to their outputs."""

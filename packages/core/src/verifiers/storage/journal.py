@@ -62,7 +62,8 @@ class Journal:
         self._linger_s = linger_s
         self._file: HeldFile | None = None
         self._durable_bytes = 0
-        self._changed = threading.Condition()  # protects the next four
+        self._lock = threading.Lock()  # protects the next four
+        self._changed = threading.Condition(self._lock)
         self._pending: list[_Append] = []
         self._closing = False
         self._cause: Exception | None = None
@@ -171,7 +172,7 @@ class Journal:
         return self._file.fd
 
     def _submit(self, append: _Append) -> None:
-        with self._changed:
+        with self._lock:  # a third of the time of entering the condition, which is Python
             if self._cause is not None:
                 raise self._failure(self._cause) from self._cause
             self._open_fd()

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from verifiers.types import Rollout, Turn
+from verifiers.types import Immutable, Rollout, Turn
 
 NOT_SAMPLED = -2
 """Version of a token that no policy sampled: prompts, tool results, offline text. (-1: sampled, version unknown.)"""
@@ -25,9 +24,10 @@ COMPONENTS = ("rl", "ce", "ref_kl")
 """Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a teacher
 ("ref_kl"). Each is a mean over its own tokens of the step."""
 
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)  # their classes are looked up at every use
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+
+class Sample(Immutable, frozen=True, eq=False):
     """One token sequence to learn from.
 
     Example, a prompt [1, 15], the completion [7, 2] and an environment's token 9 before the completion [2]::
@@ -68,8 +68,7 @@ class Sample:
         return int(sampled.min()) if len(sampled) else None
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSamples:
+class RolloutSamples(Immutable, frozen=True):
     """The samples of one rollout, or the reason why it has none."""
 
     samples: tuple[Sample, ...]
@@ -122,7 +121,8 @@ def rollout_samples(
         raise ValueError(f"{len(per_turn)} advantages for {len(turns)} turns: give one number, or one per turn")
     if per_turn and all(map(math.isnan, per_turn)):
         return RolloutSamples((), "unscored")
-    if is_overlong(turns, max_seq_len, max_completion_len):
+    is_limited = max_seq_len is not None or max_completion_len is not None
+    if is_limited and is_overlong(turns, max_seq_len, max_completion_len):
         return RolloutSamples((), "overlong")
     if mask_truncated and any(turn.is_truncated for turn in turns):
         return RolloutSamples((), "truncated")
@@ -214,26 +214,30 @@ def _merge(
 ) -> list[Sample]:
     samples = []
     for chain in _chains(turns):
-        if not any([len(turns[i].completion_ids) for i in chain]):
-            continue
         last = turns[chain[-1]]  # each turn of a chain begins with all of the one before: the last holds every id
-        token_ids = np.concatenate((last.prompt_ids, last.completion_ids))  # [T]
-        size = len(token_ids)
+        num_prompt, num_sampled = len(last.prompt_ids), len(last.completion_ids)
+        if not num_sampled and not any([len(turns[i].completion_ids) for i in chain]):
+            continue
+        size = num_prompt + num_sampled
+        token_ids = np.empty(size, _INT)
+        token_ids[:num_prompt] = last.prompt_ids  # in two thirds of the time of np.concatenate
+        token_ids[num_prompt:] = last.completion_ids
         loss_mask = np.zeros(size, bool)
-        sampler_logprobs = np.zeros(size, np.float32)
-        versions = np.empty(size, np.int32)
+        sampler_logprobs = np.zeros(size, _FLOAT)
+        versions = np.empty(size, _INT)
         versions.fill(NOT_SAMPLED)  # half of the time of np.full
-        per_token = np.zeros(size, np.float32)
+        per_token = np.zeros(size, _FLOAT)
         before = len(turns[chain[0]].prompt_ids)
         for i in chain:
             turn, start = turns[i], len(turns[i].prompt_ids)
             end = start + len(turn.completion_ids)
-            sampler_logprobs[start:end] = turn.sampler_logprobs
-            versions[start:end] = turn.version
+            places = slice(start, end)
+            sampler_logprobs[places] = turn.sampler_logprobs
+            versions[places] = turn.version
             if not math.isnan(advantages[i]):
-                first = start if mask_env_responses else before
-                loss_mask[first:end] = True
-                per_token[first:end] = advantages[i]
+                trained = places if mask_env_responses else slice(before, end)
+                loss_mask[trained] = True
+                per_token[trained] = advantages[i]
             before = end
         arrays = token_ids, loss_mask, sampler_logprobs, versions, per_token
         samples.append(Sample(*arrays, inv_temperature, rollout, group, live, component))
