@@ -138,17 +138,20 @@ def test_the_index_of_many_rollouts_is_small(tmp_path):
                  for n, key in enumerate(keys, start)]
             )  # fmt: skip
 
-    def bytes_per_row(block_rows):
+    def bytes_per_row(block_rows, is_kept=False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
             tracemalloc.start()
             index = RowIndex(file)
             index.read()
+            if is_kept:
+                keep_index(index)
             held, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
         return held / len(index)
 
     assert bytes_per_row(4_000) < 80 < 150 < bytes_per_row(40_001)  # the negative control holds 64 bits of each number
+    assert bytes_per_row(4_000, is_kept=True) < 3  # the negative control is above: some 56
 
 
 def test_a_file_is_read_in_pieces(tmp_path):

@@ -234,7 +234,7 @@ class Plan:
             distinct = {each: _numbered(each, counts) for each in hashes}
             yield [distinct[hashes[n % len(hashes)]] for n in range(count)]
 
-    def example_ids(self) -> list[int]:
+    def example_ids(self) -> Sequence[int]:
         """The id of each example."""
         if isinstance(self.examples, Table):
             return self.examples.example_ids()
