@@ -9,6 +9,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from support import view_runs
 from verifiers.results import load_results
@@ -108,7 +110,7 @@ def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
     sizes = {"d": 2**40, "q": 2**62, "Q": 2**63, "i": 2**31 - 1, "I": 2**32 - 1}
     high = chance.choice([0, 1, 100, 30_000, sizes[kind]])
     low = 0 if kind in "QI" else -high
-    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1] if kind == "d" else []
+    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1, -0.0] if kind == "d" else []
     column, expected = NumberColumn(kind), []
     for _ in range(60):
         value = chance.choice(special) if special and chance.random() < 0.3 else chance.randint(low, high)
@@ -124,6 +126,26 @@ def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
     assert str(list(Selection(column, np.array(places)))) == str([expected[n] for n in places])
     with pytest.raises(IndexError):
         column[60]
+
+
+@given(st.lists(st.floats() | st.sampled_from([0.0, -0.0, 1.0, 0.5]), min_size=1, max_size=20))
+@example([-0.0])
+@example([-0.0, -0.0])
+@example([0.0, -0.0, 1.0])
+def test_a_sealed_number_is_what_was_appended_to_the_sign_of_zero(values):
+    column = NumberColumn("d", values)
+    column.seal()
+    assert list(map(repr, column)) == list(map(repr, values))
+
+
+def test_a_reward_of_minus_zero_is_read_from_a_kept_index(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, [row | {"reward": [-0.0, 0.0][n % 2]} for n, row in enumerate(rows(*range(10)))])
+    index = open_index(file)
+    index.seal()
+    keep_index(index)
+    for reading in (index, open_index(file), open_index(file, in_file=True)):
+        assert str(list(reading.columns["reward"])) == str([-0.0, 0.0] * 5)
 
 
 def test_the_index_of_many_rollouts_is_small(tmp_path):

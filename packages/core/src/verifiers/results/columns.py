@@ -182,11 +182,18 @@ def _smallest(values: np.ndarray, typecode: str) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         for smaller in _SMALLER[typecode]:
             fewer = values.astype(smaller)
-            if np.array_equal(fewer.astype(typecode), values, equal_nan=typecode == "d"):
+            if _are_same(fewer.astype(typecode), values):
                 values = fewer
                 break
     repeated = np.broadcast_to(values[:1].copy(), values.shape)
-    return repeated if np.array_equal(values, repeated, equal_nan=values.dtype.kind == "f") else values
+    return repeated if _are_same(repeated, values) else values
+
+
+def _are_same(some: np.ndarray, others: np.ndarray) -> bool:
+    """Whether the values are equal, NaN to NaN, and -0.0 not to 0.0."""
+    if some.dtype.kind != "f":
+        return np.array_equal(some, others)
+    return np.array_equal(some, others, equal_nan=True) and np.array_equal(np.signbit(some), np.signbit(others))
 
 
 class NameColumn(Sequence["str | None"]):

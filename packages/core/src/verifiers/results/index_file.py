@@ -25,8 +25,8 @@ from verifiers.results.index import Mark, RowIndex
 from verifiers.runtime.json import decode_row, encode_row
 
 INDEX_NAME = "results.index"
-FORMAT = 2
-"""Changes with the columns; an index of another format is not used."""
+FORMAT = 3
+"""Changes with what the columns hold; an index of another format is not used."""
 _CHUNK_BYTES = 2**20
 _MAX_HEADER_BYTES = 2**26
 
