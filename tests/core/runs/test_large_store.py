@@ -255,6 +255,28 @@ def test_rollouts_that_finish_in_any_order_are_found_again(tmp_path, seed):
     assert [row["answer"] for row in results.rollouts()] == [str(n + 1) for n in range(24) for _ in range(SIBLINGS)]
 
 
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mended):
+    """A link in its place refuses each write, as a full disk does; what is not written stays in memory."""
+    seen = []
+
+    def link(*_):
+        seen.append(1)
+        if len(seen) == 1:
+            (tmp_path / INDEX_NAME).symlink_to(tmp_path / "elsewhere")
+        elif len(seen) == 12 and is_mended:
+            (tmp_path / INDEX_NAME).unlink()
+
+    results = evaluate(tmp_path, environment(), model(), True, block_rows=4, on_progress=link, max_concurrent=1)
+    said = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
+    assert [text.split(": ")[0].removeprefix(str(tmp_path)) for text in said] == [
+        "/results.jsonl has no whole index, so it resumes slowly",
+        "/results.jsonl has a whole index again",
+    ][: 1 + is_mended]
+    (tmp_path / INDEX_NAME).unlink()
+    assert content(resumed(tmp_path)[0])[1:] == content(results)[1:]
+
+
 def test_names_that_come_late_are_in_the_kept_index(tmp_path):
     evaluate(tmp_path, environment(), model(failing={5}), True, block_rows=4, max_concurrent=1)
     evaluate(tmp_path, environment(10), model(failing={9}), True, block_rows=4, max_concurrent=1)

@@ -42,6 +42,8 @@ class LargeRunStore(RunStore):
             raise no_key(file, row + 1)
         self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
         self._num_before, self._num_unread = len(index), 0
+        self._is_kept = True
+        """Whether the index could be written when it last had to be."""
         self._is_newest = np.ones(len(index), dtype=bool)
         """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
         self._is_newest[index.replaced] = False
@@ -105,7 +107,13 @@ class LargeRunStore(RunStore):
         try:
             keep_index(self._index)
         except (OSError, TypeError) as error:  # it is a cache
-            self.logger.warning("%s has no index, so it resumes slowly: %s", self._index.path, error)
+            if self._is_kept:
+                self.logger.warning("%s has no whole index, so it resumes slowly: %s", self._index.path, error)
+            self._is_kept = False
+            return
+        if not self._is_kept:
+            self.logger.warning("%s has a whole index again", self._index.path)
+        self._is_kept = True
 
     def _finished(self) -> Any:
         """Numbers of the rows of finished rollouts, those stored since the start last."""
