@@ -9,7 +9,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example as case
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import view_runs
@@ -129,9 +130,9 @@ def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
 
 
 @given(st.lists(st.floats() | st.sampled_from([0.0, -0.0, 1.0, 0.5]), min_size=1, max_size=20))
-@example([-0.0])
-@example([-0.0, -0.0])
-@example([0.0, -0.0, 1.0])
+@case([-0.0])
+@case([-0.0, -0.0])
+@case([0.0, -0.0, 1.0])
 def test_a_sealed_number_is_what_was_appended_to_the_sign_of_zero(values):
     column = NumberColumn("d", values)
     column.seal()
