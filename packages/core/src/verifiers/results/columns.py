@@ -154,7 +154,8 @@ class NumberColumn(Sequence[Any]):
             for number in np.flatnonzero(np.bincount(where)).tolist():
                 is_here = where == number
                 inside = some[is_here] - (ends[number - 1] if number else 0)
-                into[is_here] = np.asarray(blocks[number] if number < len(blocks) else tail)[inside]
+                values = np.asarray(blocks[number]) if number < len(blocks) else np.array(tail)
+                into[is_here] = values[inside]
         return found
 
     def arrays(self) -> Iterator[np.ndarray]:
@@ -169,7 +170,7 @@ class NumberColumn(Sequence[Any]):
         stop = min(stop, len(self))
         found, first = np.empty(max(0, stop - start), dtype=self.typecode), 0
         blocks, _, tail = self._parts
-        for part in (*blocks, tail):
+        for part in (*blocks, np.array(tail)):
             low, high = max(start, first), min(stop, first + len(part))
             if low < high:
                 found[low - start : high - start] = np.asarray(part)[low - first : high - first]
