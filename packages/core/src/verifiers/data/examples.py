@@ -186,7 +186,7 @@ class Table(Sequence[Example]):
         """Yield the hash of each example; formats only those that never were."""
         return self._store.hashes(self._row_positions())
 
-    def example_ids(self) -> Sequence[int]:
+    def example_ids(self) -> list[int]:
         """Return the id of each example; formats none."""
         return self._store.ids(self._row_positions())
 
@@ -295,11 +295,9 @@ class _Store:
         for position in positions:
             yield self._hashes[_HASH_BYTES * position : _HASH_BYTES * (position + 1)].hex()
 
-    def ids(self, positions: Sequence[int]) -> Sequence[int]:
+    def ids(self, positions: Sequence[int]) -> list[int]:
         """Return the ids of the examples at ``positions``."""
         self._opened()
-        if isinstance(positions, range) and positions.step == 1:
-            return self._ids[positions.start : positions.stop]
         return [self._ids[position] for position in positions]
 
     def may_repeat(self, positions: Sequence[int]) -> bool:

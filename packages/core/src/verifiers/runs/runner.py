@@ -234,11 +234,13 @@ class Plan:
             distinct = {each: _numbered(each, counts) for each in hashes}
             yield [distinct[hashes[n % len(hashes)]] for n in range(count)]
 
-    def example_ids(self) -> Sequence[int]:
-        """The id of each example."""
-        if isinstance(self.examples, Table):
-            return self.examples.example_ids()
-        return [example.example_id for example in self.examples]
+    def example_ids(self) -> Iterator[int]:
+        """The id of each example; formats no row."""
+        if not isinstance(self.examples, Table):
+            yield from (example.example_id for example in self.examples)
+            return
+        for start in range(0, len(self.examples), CHUNK):
+            yield from self.examples[start : start + CHUNK].example_ids()
 
     def _examples_at(self, indexes: list[int]) -> list[Example]:
         if isinstance(self.examples, Table):
