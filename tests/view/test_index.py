@@ -226,6 +226,22 @@ def test_of_a_rollout_run_again_the_newest_row_counts(tmp_path):
     assert index.replaced == [0]
 
 
+@pytest.mark.parametrize("first_s", [0.0, 9.0])  # the second: the negative control
+def test_the_first_rows_of_a_file_are_answered_sooner_than_the_others(tmp_path, monkeypatch, first_s):
+    monkeypatch.setattr("verifiers.view.library.FIRST_READ_S", first_s)
+    folder = tmp_path / "outputs/evals/gsm8k--m/0a1b"
+    folder.mkdir(parents=True)
+    journal(folder / "results.jsonl", rows(*range(20)))
+    (folder / "metadata.json").write_text(json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0}))
+    library = Library(Catalog([tmp_path]))
+    (run,) = library.runs()["runs"]
+    first = library.columns(run["id"])
+    assert (first["total"], first["complete"]) == ((1, False) if first_s == 0 else (20, True))
+    then = library.columns(run["id"], first=first["total"], generation=first["generation"])
+    assert (then["total"], then["complete"]) == (20, True)
+    assert [*first["columns"]["example"], *then["columns"]["example"]] == list(range(20))
+
+
 def test_a_file_written_anew_is_read_anew(tmp_path):
     file = tmp_path / "results.jsonl"
     journal(file, rows(0, 1))
