@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -153,8 +154,9 @@ def lose(file: Path, num_lines: int) -> None:
         lines.truncate(end - sum(map(len, tail.splitlines(keepends=True)[-num_lines:])))
 
 
-def view(folder: Path) -> tuple[float, float, float]:
-    """Seconds until ``vf-view`` prints its address, until the list of runs, and until the first rollouts are there."""
+def view(folder: Path) -> tuple[float, float, float, float]:
+    """Seconds until ``vf-view`` prints its address, until the list of runs, and until the first rollouts are there; and
+    its CPU seconds for the last two."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", VIEW, str(folder), "--no-browser", "--json"],
@@ -166,7 +168,7 @@ def view(folder: Path) -> tuple[float, float, float]:
     assert process.stdout is not None
     try:
         url = json.loads(process.stdout.readline())["url"]
-        opened = time.monotonic()
+        opened, cpu_s = time.monotonic(), cpu_of(process.pid)
         get(url)
         (run,) = get_json(f"{url}api/runs")["runs"]
         listed = time.monotonic()
@@ -175,11 +177,20 @@ def view(folder: Path) -> tuple[float, float, float]:
         columns = get_json(f"{url}api/columns?{where}")
         rows = ",".join(map(str, range(min(50, columns["total"]))))
         assert get_json(f"{url}api/previews?{where}&rows={rows}")["previews"]
-        shown = time.monotonic()
+        shown, cpu_s = time.monotonic(), cpu_of(process.pid) - cpu_s
     finally:
         process.terminate()
         process.wait()
-    return opened - started, listed - opened, shown - listed
+    return opened - started, listed - opened, shown - listed, cpu_s
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process that runs, where ``/proc`` has them; else NaN."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def get(url: str) -> bytes:
@@ -223,11 +234,15 @@ def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
     rewards = add("load, rewards", step(REWARDS, *words))
     texts = add("load, completions", step(COMPLETIONS, *words))
     exported = add("load, export Parquet", step(EXPORT, *words))
-    opened_s, listed_s, shown_s = view(place)
+    opened_s, listed_s, shown_s, view_cpu_s = view(place)
     size_mb = results.stat().st_size / 1e6
     title = f"{num_rows:,} rollouts, {size_mb:.0f} MB, in {folder.name}; {versions('verifiers', 'msgspec', 'pyarrow')}"
     print_table(title, ["", "wall s", "CPU s", "peak MB"], [[name, *found.cells()] for name, found in steps])
-    print(f"  vf-view: address {opened_s:.2f} s, list of runs {listed_s:.2f} s, first rollouts {shown_s:.2f} s")
+    print(
+        f"  vf-view: address {opened_s:.2f} s, then list of runs {listed_s:.2f} s, first rollouts {shown_s:.2f} s",
+        end="",
+    )
+    print(f"; CPU of both {view_cpu_s:.2f} s")
     rows = f"{num_rows:,} rollouts"
     if generated is not None:
         report.figure(f"{rows}: peak memory of generating", generated.peak_mb, " MB")

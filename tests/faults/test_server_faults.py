@@ -310,7 +310,10 @@ def test_log_probabilities_by_text_are_not_missed_and_are_warned_of_where_the_tu
     with FakeServer("1", script=lambda hit: Behaviour(body=body)) as server:
         saved = {"sampling_args": {"logprobs": True}, "results_path": tmp_path / "a", "state_columns": ["trajectory"]}
         results = single_turn(2).evaluate(client_of(server), "m", **saved)
-        assert results["states"][0]["trajectory"][0]["extras"]["logprobs"]["texts"] == ["4"]
+        extras = [each["trajectory"][0]["extras"] for each in (results["states"][0], results.outputs[0])]
+        lists = {"logprobs": {"texts": ["4"], "logprobs": [-0.5]}}
+        assert [json.loads(json.dumps(each)) for each in extras] == extras == [lists, lists]
+        assert all(type(values) is list for each in extras for values in each["logprobs"].values())
         assert "log-probabilities" not in caplog.text
         forgotten = {**saved, "results_path": tmp_path / "b", "state_columns": []}
         single_turn(2).evaluate(client_of(server), "m", **forgotten)

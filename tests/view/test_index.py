@@ -9,6 +9,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import example as case
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support import view_runs
 from verifiers.results import load_results
@@ -108,7 +111,7 @@ def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
     sizes = {"d": 2**40, "q": 2**62, "Q": 2**63, "i": 2**31 - 1, "I": 2**32 - 1}
     high = chance.choice([0, 1, 100, 30_000, sizes[kind]])
     low = 0 if kind in "QI" else -high
-    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1] if kind == "d" else []
+    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1, -0.0] if kind == "d" else []
     column, expected = NumberColumn(kind), []
     for _ in range(60):
         value = chance.choice(special) if special and chance.random() < 0.3 else chance.randint(low, high)
@@ -126,10 +129,30 @@ def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
         column[60]
 
 
+@given(st.lists(st.floats() | st.sampled_from([0.0, -0.0, 1.0, 0.5]), min_size=1, max_size=20))
+@case([-0.0])
+@case([-0.0, -0.0])
+@case([0.0, -0.0, 1.0])
+def test_a_sealed_number_is_what_was_appended_to_the_sign_of_zero(values):
+    column = NumberColumn("d", values)
+    column.seal()
+    assert list(map(repr, column)) == list(map(repr, values))
+
+
+def test_a_reward_of_minus_zero_is_read_from_a_kept_index(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, [row | {"reward": [-0.0, 0.0][n % 2]} for n, row in enumerate(rows(*range(10)))])
+    index = open_index(file)
+    index.seal()
+    keep_index(index)
+    for reading in (index, open_index(file), open_index(file, in_file=True)):
+        assert str(list(reading.columns["reward"])) == str([-0.0, 0.0] * 5)
+
+
 def test_the_index_of_many_rollouts_is_small(tmp_path):
     file = tmp_path / "results.jsonl"
     with Journal.open(file) as opened:
-        for start in range(0, 16_000, 1_000):
+        for start in range(0, 40_000, 1_000):
             keys = [f"{n * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128:032x}" for n in range(start, start + 1_000)]
             opened.append_sync(
                 [{"example_id": n, "rollout_key": key, "example_hash": key, "sibling": 0, "prompt": "q",
@@ -138,17 +161,20 @@ def test_the_index_of_many_rollouts_is_small(tmp_path):
                  for n, key in enumerate(keys, start)]
             )  # fmt: skip
 
-    def bytes_per_row(block_rows):
+    def bytes_per_row(block_rows, is_kept=False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
             tracemalloc.start()
             index = RowIndex(file)
             index.read()
+            if is_kept:
+                keep_index(index)
             held, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
         return held / len(index)
 
-    assert bytes_per_row(1_600) < 80 < 150 < bytes_per_row(16_001)  # the negative control holds 64 bits of each number
+    assert bytes_per_row(4_000) < 80 < 150 < bytes_per_row(40_001)  # the negative control holds 64 bits of each number
+    assert bytes_per_row(4_000, is_kept=True) < 3  # the negative control is above: some 56
 
 
 def test_a_file_is_read_in_pieces(tmp_path):
@@ -198,6 +224,22 @@ def test_of_a_rollout_run_again_the_newest_row_counts(tmp_path):
     index = RowIndex(file)
     index.read()
     assert index.replaced == [0]
+
+
+@pytest.mark.parametrize("first_s", [0.0, 9.0])  # the second: the negative control
+def test_the_first_rows_of_a_file_are_answered_sooner_than_the_others(tmp_path, monkeypatch, first_s):
+    monkeypatch.setattr("verifiers.view.library.FIRST_READ_S", first_s)
+    folder = tmp_path / "outputs/evals/gsm8k--m/0a1b"
+    folder.mkdir(parents=True)
+    journal(folder / "results.jsonl", rows(*range(20)))
+    (folder / "metadata.json").write_text(json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0}))
+    library = Library(Catalog([tmp_path]))
+    (run,) = library.runs()["runs"]
+    first = library.columns(run["id"])
+    assert (first["total"], first["complete"]) == ((1, False) if first_s == 0 else (20, True))
+    then = library.columns(run["id"], first=first["total"], generation=first["generation"])
+    assert (then["total"], then["complete"]) == (20, True)
+    assert [*first["columns"]["example"], *then["columns"]["example"]] == list(range(20))
 
 
 def test_a_file_written_anew_is_read_anew(tmp_path):

@@ -148,7 +148,7 @@ async def test_the_texts_of_tokens_are_held_once_and_their_logprobs_in_eight_byt
     assert growth_per_response(lambda body: decode(body, "here")) > 2 * bound
     sampled = response(body(0)).token_logprobs
     assert sampled["texts"][:2] == [" word0", " word1"]
-    assert list(sampled["logprobs"][:2]) == [-0.12345, -0.12445]
+    assert sampled["logprobs"][:2] == [-0.12345, -0.12445]
 
 
 async def test_the_texts_of_tokens_are_a_list_to_whoever_reads_them():
@@ -158,20 +158,32 @@ async def test_the_texts_of_tokens_are_a_list_to_whoever_reads_them():
     assert read.token_logprobs is None  # a trainer names tokens by their ids
     asked = ModelRequest([], "m", {})
     read = to_response(decode(json.dumps(body | {"prompt_token_ids": [3]}).encode(), "here"), asked, "here")
-    texts, values = read.token_logprobs["texts"], read.token_logprobs["logprobs"]
-    assert texts == ["a", "b", "a"]
-    assert texts != ["a", "b", "b"]
-    assert [texts[-1], texts[:2], list(texts), len(texts), "b" in texts] == ["a", ["a", "b"], ["a", "b", "a"], 3, True]
-    assert pickle.loads(pickle.dumps(texts)) == copy.deepcopy(texts) == texts
-    assert json_ready(read.token_logprobs) == {"texts": ["a", "b", "a"], "logprobs": [-0.5, -0.5, -0.5]}
-    assert np.shares_memory(read.tokens.completion_logprobs, np.frombuffer(values)), "the numbers are held twice"
+    sampled, lists = read.token_logprobs, {"texts": ["a", "b", "a"], "logprobs": [-0.5, -0.5, -0.5]}
+    held = dict.__getitem__(sampled, "logprobs")
+    assert not isinstance(held, list)
+    assert np.shares_memory(read.tokens.completion_logprobs, np.frombuffer(held)), "the numbers are held twice"
+    plain = [dict(sampled), {**sampled}, sampled | {}, {} | sampled, sampled.copy(), copy.copy(sampled)]
+    plain += [copy.deepcopy(sampled), pickle.loads(pickle.dumps(sampled)), dict(sampled.items()), json_ready(sampled)]
+    plain += [json.loads(json.dumps(sampled)), json.loads(json.dumps({"deep": [sampled]}, indent=1))["deep"][0]]
+    plain.append(dict(zip(sampled.keys(), sampled.values(), strict=True)))
+    plain.append({name: sampled.get(name) for name in sampled})
+    plain.append({name: sampled.setdefault(name) for name in lists})
+    assert all(type(each) is dict and type(each["texts"]) is type(each["logprobs"]) is list for each in plain)
+    assert all(each == lists and sampled == each and repr(sampled) == repr(lists) for each in plain)
+    assert sampled != {**lists, "texts": ["a", "b", "b"]}
+    sampled["mine"] = (1,)
+    assert (sampled["mine"], sampled.get("other", 2)) == ((1,), 2)
+    assert [sampled.pop("texts"), sampled.pop("texts", None), "texts" in sampled] == [["a", "b", "a"], None, False]
+    with pytest.raises(TypeError):
+        json.dumps({"texts": held})  # the negative control: what is held
 
 
 def test_a_vocabulary_of_many_texts_and_threads_has_each_once():
     vocabulary, words = Vocabulary(), [str(n) for n in range(70_000)]
+    starts = [0, 20_000, 40_000, 60_000]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), [0, 20_000, 40_000, 60_000]))
-    assert [texts == words[-len(texts) :] for texts in found] == [True] * 4
+        found = list(threads.map(lambda start: TokenTexts(words[start:], vocabulary), starts))
+    assert [texts.tolist() == words[start:] for start, texts in zip(starts, found, strict=True)] == [True] * 4
     assert sorted(vocabulary.texts) == sorted(words)
 
 

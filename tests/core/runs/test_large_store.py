@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import shutil
@@ -53,6 +54,8 @@ def evaluate(folder, env, client, is_large, block_rows=5, **options):
             patch.setattr("verifiers.data.examples.MAX_HELD", 0)
             patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
             patch.setattr("verifiers.runs.large_store.READ_EVERY", 2)
+            patch.setattr("verifiers.runs.large_store.NUM_COMPARED", 3)
+            patch.setattr("verifiers.results.statistics.PART", 4)
         results = env.evaluate(
             client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
         )
@@ -211,6 +214,67 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
     results = evaluate(copies[13], environment(), model(), True, block_rows=4)
     assert len(read) == 16 - 12
     assert content(results)[1:] == content(whole)[1:]
+
+
+def test_results_are_read_from_an_index_that_was_deleted_and_refused_from_one_that_was_changed(tmp_path):
+    def numbers():
+        measured = results.measurements()
+        return [list(measured.rewards), list(measured.total_ms), list(results._index.columns["sibling"])]
+
+    results, index = saved_run(tmp_path), tmp_path / INDEX_NAME
+    before, whole = str(numbers()), index.read_bytes()
+    index.write_bytes(whole[:200] + bytes(len(whole) - 200))
+    with pytest.raises(JournalError, match=r"results.index was changed while this process used it"):
+        numbers()
+    index.write_bytes(whole)
+    assert str(numbers()) == before  # negative control
+    index.unlink()
+    assert str(numbers()) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rollouts_that_finish_in_any_order_are_found_again(tmp_path, seed):
+    """More of them are out of order than keys are compared at a time; some workers are slow, and it is interrupted."""
+    chance = random.Random(seed)
+
+    async def answer(request):
+        await asyncio.sleep(chance.choice([0, 0, 0.02]))
+        number = int(request.prompt[-1]["content"].split()[0])
+        if number == 20 and seed % 2:
+            raise KeyboardInterrupt
+        return str(number + 1)
+
+    options, client = {"max_concurrent": 30}, ScriptedClient(answer)
+    if seed % 2:
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(tmp_path, environment(24), client, True, **options)
+    results = evaluate(tmp_path, environment(24), model() if seed % 2 else client, True, **options)
+    lines = [row["example_id"] for row in read_journal(tmp_path / "results.jsonl")]
+    assert lines != sorted(lines)
+    assert results["example_ids"] == [number for number in range(24) for _ in range(SIBLINGS)]
+    assert [row["answer"] for row in results.rollouts()] == [str(n + 1) for n in range(24) for _ in range(SIBLINGS)]
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mended):
+    """A link in its place refuses each write, as a full disk does; what is not written stays in memory."""
+    seen = []
+
+    def link(*_):
+        seen.append(1)
+        if len(seen) == 1:
+            (tmp_path / INDEX_NAME).symlink_to(tmp_path / "elsewhere")
+        elif len(seen) == 12 and is_mended:
+            (tmp_path / INDEX_NAME).unlink()
+
+    results = evaluate(tmp_path, environment(), model(), True, block_rows=4, on_progress=link, max_concurrent=1)
+    said = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
+    assert [text.split(": ")[0].removeprefix(str(tmp_path)) for text in said] == [
+        "/results.jsonl has no whole index, so it resumes slowly",
+        "/results.jsonl has a whole index again",
+    ][: 1 + is_mended]
+    (tmp_path / INDEX_NAME).unlink()
+    assert content(resumed(tmp_path)[0])[1:] == content(results)[1:]
 
 
 def test_names_that_come_late_are_in_the_kept_index(tmp_path):

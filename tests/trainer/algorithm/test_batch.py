@@ -161,7 +161,7 @@ def test_statistics_of_failures_and_functions():
     stats = build([Group(0, 7, members)], [], pipeline_config(min_group_fraction=0.5)).stats
     assert (stats["rollouts/errors"], stats["rollouts/timeouts"]) == (2, 1)
     assert stats["reward/f"] == 0.5
-    assert (stats["tokens/completion"], stats["tokens/prompt"]) == (9, 6)
+    assert (stats["tokens/completion"], stats["tokens/longest"], stats["tokens/prompt"]) == (9, 3, 6)
     assert (stats["reward/min"], stats["reward/max"]) == (0, 1)
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import capacity
-from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, read_run
-from verifiers_trainer.cli.throughput import StepTime
+from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, plan_text, read_run
+from verifiers_trainer.cli.throughput import StepTime, longest_excess
 from verifiers_trainer.cli.train import train_command
 from verifiers_trainer.engines.embedded import engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
@@ -44,6 +44,35 @@ def test_an_earlier_run_by_hand(earlier):
         "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
     }
     assert read_run(earlier, samplers=2)["sampled_tokens_per_s"] == pytest.approx(80 / 15 / 2)
+
+
+def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
+    """Of 8 rollouts the longest has 12 tokens, the mean 5."""
+    metrics = earlier / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(row | {"tokens/longest": 12}) + "\n" for row in rows))
+    assert read_run(earlier)["length_spread"] == pytest.approx((12 / 5 - 1) / longest_excess(8))
+    alone = [*WORDS, "--trainer.args.max_off_policy_steps", "0", "--trainer.args.batch_size", "4"]
+    alone += ["--trainer.args.rollouts_per_example", "4"]
+    plan = capacity_plan(alone, run=str(earlier))
+    assert plan.inputs["length_spread"].origin == "measured"
+    assert "length_spread" in plan_text(plan)
+    assert "length_spread" not in plan_text(capacity_plan(WORDS, run=str(earlier)))  # nobody waits for the longest
+
+
+@pytest.mark.parametrize(("batch_size", "longest"), [(32, 414), (128, 554), (512, 695)])
+def test_a_tiny_model_is_limited_by_generation_whose_longest_rollout_is_waited_for(batch_size, longest):
+    """As in docs/scale.md, where it was measured."""
+    words = [*WORDS, "--trainer.args.max_off_policy_steps", "0", "--trainer.args.batch_size", str(batch_size)]
+    lengths = ["prompt_tokens=302", "completion_tokens=102", "surplus=1"]
+    plan = capacity_plan(words, overrides=lengths)
+    assert plan.time.bottleneck == "generation"
+    tokens, seconds = batch_size * 102, plan.time.generate_s
+    assert tokens / plan.time.concurrent == pytest.approx(longest, rel=0.01)  # decoding steps
+    equal = capacity_plan(words, overrides=[*lengths, "length_spread=0"])
+    assert equal.time.generate_s < seconds
+    before = ["length_spread=0", "token_overhead_s=0", "decode_overhead_s=0.005"]  # negative control
+    assert batch_size == 32 or capacity_plan(words, overrides=[*lengths, *before]).time.bottleneck == "training"
 
 
 def test_measured_before_setting_and_given_before_measured(earlier):

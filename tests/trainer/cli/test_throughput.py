@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from verifiers_trainer.cli.throughput import (
@@ -16,6 +17,7 @@ from verifiers_trainer.cli.throughput import (
     decode_s,
     exchange_s,
     generate_s,
+    longest_excess,
     sampler_memory,
     step_time,
     sync_bytes,
@@ -95,6 +97,8 @@ def test_training_and_the_exchange_are_divided_by_hand():
 def test_decoding_reads_weights_and_cache_or_multiplies():
     assert decode_s(SMALL, DEVICE, 8, 8) == near((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01)
     assert decode_s(SMALL, replace(DEVICE, bytes_per_s=1e9), 8, 8) == near(2 * 348 * 8 / 5e5 + 0.01)
+    requests = replace(DEVICE, token_overhead_s=0.5)
+    assert decode_s(SMALL, requests, 8, 8) == near(decode_s(SMALL, DEVICE, 8, 8) + 4)
 
 
 def test_generation_by_hand():
@@ -102,6 +106,32 @@ def test_generation_by_hand():
     busy = 4 * ((2 * 348 + 8 * 8 * 16) / 5e4 + 0.01) + 8 * 2 * 348 * 3 / 5e5  # two siblings share a prompt of 6
     assert (seconds, concurrent) == (near(4 * busy / 8), near(8))  # two batches are in flight
     assert generate_s(SMALL, DEVICE, replace(WORK, surplus=3.0), SERVER)[0] == near(3 * seconds)
+
+
+def test_the_longest_of_a_batch_is_that_of_drawn_lengths():
+    draw = np.random.default_rng(0)
+    for count, mean in ((8, 40), (128, 100), (512, 20)):
+        longest = draw.geometric(1 / mean, (2_000, count)).max(axis=1).mean()
+        work = replace(WORK, batch_size=count, completion_tokens=mean, length_spread=1.0)
+        assert work.longest_tokens == pytest.approx(longest, rel=0.03)
+        assert replace(work, most_tokens=2 * mean).longest_tokens == 2 * mean
+        assert replace(work, length_spread=0.0).longest_tokens == mean
+    assert longest_excess(4) == pytest.approx(1 / 2 + 1 / 3 + 1 / 4, abs=0.01)
+    assert longest_excess(1) == pytest.approx(0, abs=0.1)
+
+
+def test_a_synchronous_batch_waits_for_its_longest_rollout():
+    """By hand: each step of lengths 2, 4, 4, 6, of which ever fewer decode."""
+    alone = replace(SERVER, off_policy=0)
+    spread = replace(WORK, length_spread=0.5 / longest_excess(4))
+    assert spread.longest_tokens == near(6)
+    equal, (seconds, concurrent) = generate_s(SMALL, DEVICE, WORK, alone), generate_s(SMALL, DEVICE, spread, alone)
+    living = [sum(length > step for length in (2, 4, 4, 6)) for step in range(6)]
+    prompts = equal[0] - 4 * decode_s(SMALL, DEVICE, 4, 8)
+    assert seconds == near(sum(decode_s(SMALL, DEVICE, count, 8) for count in living) + prompts)
+    assert concurrent == near(sum(living) / 6)
+    assert seconds > equal[0]
+    assert generate_s(SMALL, DEVICE, spread, SERVER) == generate_s(SMALL, DEVICE, WORK, SERVER)  # negative control
 
 
 def test_rollouts_that_wait_are_bounded_by_how_many_are_in_flight():

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
-from verifiers.types import Rollout
+from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
@@ -164,3 +165,28 @@ def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_s
         in caplog.records[3].message
     )
     assert caplog.records[-1].message.startswith("skipped 5 batches in a row without a learning signal")
+
+
+def rollouts_of_turns(num_turns, rewards=()):
+    turns = tuple(Turn(np.array([1]), np.array([2]), np.array([-0.5])) for _ in range(num_turns))
+    return Group(0, 0, (Rollout(turns, 1.0, turn_rewards=rewards), Rollout(turns, 0.0, turn_rewards=rewards)))
+
+
+def test_that_gamma_0_trains_the_last_turn_alone_is_said_once_with_the_first_turns(caplog):
+    meter = SignalMeter(pipeline_config(credit="turn", gamma=0.0), Signal())
+    meter.note_batch([rollouts_of_turns(1)])  # its only turn is the last
+    assert not caplog.records
+    meter.note_batch([rollouts_of_turns(2), rollouts_of_turns(2)])
+    meter.note_batch([rollouts_of_turns(2)])
+    (said,) = caplog.records
+    assert said.message.startswith("gamma=0 trains the last turn of each rollout alone")
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [({"credit": "turn", "gamma": 0.0}, (0.0, 1.0)), ({"credit": "turn", "gamma": 0.5}, ()), ({}, ())],
+)
+def test_with_rewards_of_turns_or_another_gamma_nothing_is_said(caplog, settings, rewards):
+    """Negative control."""
+    SignalMeter(pipeline_config(**settings), Signal()).note_batch([rollouts_of_turns(2, rewards)])
+    assert not caplog.records

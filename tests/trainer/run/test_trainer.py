@@ -333,9 +333,9 @@ def test_sync_and_async_with_lag_zero_are_one(tmp_path):
 
 REQUIRED = """reward/mean reward/std reward/min reward/max reward/unscored reward/digits groups/live groups/dead
 groups/dropped_stale groups/backfilled rollouts/errors rollouts/truncated rollouts/overlong rollouts/timeouts
-samples/forks_per_rollout tokens/prompt tokens/completion tokens/trained sampler/mismatch_kl sampler/log_ratio_abs
-ratio/mean ratio/max ratio/kept ratio/capped staleness/mean staleness/max loss grad_norm entropy learning_rate
-time/wait_generation time/pack time/train time/pause time/step throughput/train_tokens_per_s
+samples/forks_per_rollout tokens/prompt tokens/completion tokens/longest tokens/trained sampler/mismatch_kl
+sampler/log_ratio_abs ratio/mean ratio/max ratio/kept ratio/capped staleness/mean staleness/max loss grad_norm entropy
+learning_rate time/wait_generation time/pack time/train time/pause time/step throughput/train_tokens_per_s
 throughput/generated_tokens_per_s packing/rows packing/fill step policy_version time""".split()
 
 

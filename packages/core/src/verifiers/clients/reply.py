@@ -13,7 +13,7 @@ import json
 import threading
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -209,39 +209,67 @@ class Vocabulary:
         return array("H" if len(self.texts) <= 2**16 or max(numbers, default=0) < 2**16 else "I", numbers)
 
 
-class TokenTexts(Sequence[str]):
-    """The texts of sampled tokens: their numbers in a vocabulary that the responses of a model share.
-
-    >>> texts = TokenTexts(["a", "b", "a"], Vocabulary())
-    >>> texts == ["a", "b", "a"], texts[1], texts[1:]
-    (True, 'b', ['b', 'a'])
-    """
+class TokenTexts:
+    """The texts of sampled tokens: their numbers in a vocabulary that the responses of a model share."""
 
     __slots__ = ("_numbers", "_vocabulary")
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary):
         self._numbers, self._vocabulary = vocabulary.numbers(texts), vocabulary
 
-    def __len__(self) -> int:
-        return len(self._numbers)
+    def tolist(self) -> list[str]:
+        return [self._vocabulary.texts[number] for number in self._numbers]
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.tolist()[place] if isinstance(place, slice) else self._vocabulary.texts[self._numbers[place]]
+
+class TokenLogprobs(dict[str, Any]):
+    """``{"texts": […], "logprobs": […]}`` of sampled tokens: new lists whenever they are read, held in less memory.
+
+    >>> sampled = TokenLogprobs(texts=TokenTexts(["a", "b", "a"], Vocabulary()), logprobs=array("d", [-0.5, -1, -0.5]))
+    >>> sampled["texts"], sampled["logprobs"]
+    (['a', 'b', 'a'], [-0.5, -1.0, -0.5])
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return _listed_values(dict.__getitem__(self, key))
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # overridden, so that dict(self) reads through __getitem__
+
+    def get(self, key: str, default: object = None) -> Any:
+        return self[key] if key in self else default
+
+    def pop(self, key: str, *default: object) -> Any:
+        return _listed_values(super().pop(key, *default))
+
+    def setdefault(self, key: str, default: object = None) -> Any:
+        return _listed_values(super().setdefault(key, default))
+
+    def items(self) -> Any:
+        return dict(self).items()
+
+    def values(self) -> Any:
+        return dict(self).values()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {**self, **other}
 
     def __eq__(self, other: object) -> bool:
-        return self.tolist() == (other.tolist() if isinstance(other, TokenTexts) else other)
-
-    __hash__ = None  # type: ignore[assignment]  # as a list has none
+        return dict(self) == (dict(other) if isinstance(other, TokenLogprobs) else other)
 
     def __repr__(self) -> str:
-        return repr(self.tolist())
+        return repr(dict(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (self.tolist(),)
+        return dict, (dict(self),)
 
-    def tolist(self) -> list[str]:
-        """The texts, for JSON."""
-        return [self._vocabulary.texts[number] for number in self._numbers]
+
+def _listed_values(value: object) -> Any:
+    return value.tolist() if isinstance(value, TokenTexts | array) else value
 
 
 _VOCABULARIES: weakref.WeakValueDictionary[str, Vocabulary] = weakref.WeakValueDictionary()
@@ -258,7 +286,7 @@ def _logprobs(logprobs: Logprobs | None) -> array[float] | None:
     return array("d", values) if are_numbers else None
 
 
-def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[float] | None) -> dict[str, Any] | None:
+def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[float] | None) -> TokenLogprobs | None:
     """The sampled tokens by their texts; None where the server gave none, or names them by their ids.
 
     A rollout holds them for as long as its results are held: each different text is held once, and the numbers are
@@ -273,7 +301,7 @@ def _by_text(completion: Completion, logprobs: Logprobs | None, values: array[fl
     if _ID_PREFIX in "\n".join(texts) and any(map(str.startswith, texts, repeat(_ID_PREFIX))):
         return None
     vocabulary = _VOCABULARIES.setdefault(str(completion.model), Vocabulary())
-    return {"texts": TokenTexts(texts, vocabulary), "logprobs": values}
+    return TokenLogprobs(texts=TokenTexts(texts, vocabulary), logprobs=values)
 
 
 def _tokens(

@@ -1,7 +1,8 @@
 """Columns of an index in little memory: 0 to 8 bytes for a number or one of few names, 16 for the key of a rollout.
 
 All are appended to, and read like lists; a slice is a list. What was appended is held in 4 or 8 bytes, until ``seal``
-makes a block of it, in the smallest type that holds each of its values; a block of equal values takes no memory.
+makes a block of it, in the smallest type that holds each of its values; a block of equal values takes no memory. A
+block may be in a file, and is then read from there whenever it is asked for.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
+import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import numpy as np
+
+from verifiers.errors import JournalError
+from verifiers.runtime.failpoints import failpoint
+from verifiers.storage.files import write_all
 
 _HASH_DIGITS = 16
 _KEY_DIGITS = 32
@@ -22,6 +31,53 @@ _SMALLER = {"d": "bhif", "Q": "I", "q": "bhi", "i": "bh", "I": "BH"}
 """Type of a column -> smaller types of a block, in which it is held when every value survives."""
 _SELECTED = 2**14
 """Values of a selection that are in memory at a time."""
+
+
+class BlocksFile:
+    """A file of blocks, open to be read and written; closed when nothing refers to it. *Raises* OSError."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """The bytes from ``start`` on; fewer at the end of the file."""
+        return os.pread(self._fd, num_bytes, start)
+
+    def replace_end(self, start: int, content: bytes) -> None:
+        """Write ``content`` in place of what follows the byte ``start``."""
+        os.ftruncate(self._fd, start)
+        failpoint("index.append")
+        os.lseek(self._fd, start, os.SEEK_SET)
+        write_all(self._fd, content)
+
+
+class FileBlock:
+    """A block of numbers that is in a file from the byte ``start`` on. *Raises* JournalError when it has changed."""
+
+    __slots__ = ("_checksum", "_file", "_kind", "_size", "_start")
+
+    def __init__(self, file: BlocksFile, start: int, values: np.ndarray):
+        self._file, self._start, self._kind, self._size = file, start, values.dtype, len(values)
+        self._checksum = crc32(values.tobytes())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        content = self._file.read(self._start, self._size * self._kind.itemsize)
+        if crc32(content) != self._checksum:
+            raise JournalError(
+                f"{self._file.path} was changed while this process used it; every rollout is in the journal beside it, "
+                "so delete this file and load or resume the run again",
+                path=str(self._file.path),
+            )
+        values: np.ndarray = np.frombuffer(content, self._kind)
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+
+Block: TypeAlias = np.ndarray | FileBlock
 
 
 class NumberColumn(Sequence[Any]):
@@ -36,19 +92,21 @@ class NumberColumn(Sequence[Any]):
 
     def __init__(self, typecode: str, values: Iterable[float] = ()):
         self.typecode = typecode
-        self._parts: tuple[list[np.ndarray], list[int], array[Any]] = [], [], array(typecode, values)
+        self._parts: tuple[list[Block], list[int], array[Any]] = [], [], array(typecode, values)
         """Blocks, the number of values up to the end of each, and what follows; replaced at once for other threads."""
+        self._last: tuple[Block | None, np.ndarray] = None, np.empty(0)
+        """The block of the last single number, and its numbers."""
 
     @property
-    def blocks(self) -> list[np.ndarray]:
-        """What is sealed."""
+    def blocks(self) -> list[Block]:
+        """What is sealed; one may be replaced by an equal one."""
         return self._parts[0]
 
     def append(self, value: float) -> None:
         """Add a number at the end."""
         self._parts[2].append(value)
 
-    def set_blocks(self, blocks: Sequence[np.ndarray]) -> None:
+    def set_blocks(self, blocks: Sequence[Block]) -> None:
         """Replace all numbers by those of these blocks."""
         ends = list(itertools.accumulate(map(len, blocks)))
         self._parts = list(blocks), ends, array(self.typecode)
@@ -66,14 +124,17 @@ class NumberColumn(Sequence[Any]):
     def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
             start, stop, step = place.indices(len(self))
-            return self._values(start, stop).tolist() if step == 1 else [self[n] for n in range(start, stop, step)]
+            return self.part(start, stop).tolist() if step == 1 else [self[n] for n in range(start, stop, step)]
         blocks, ends, tail = self._parts
         place = place + len(self) if place < 0 else place
         number = bisect_right(ends, place)
         inside = place - (ends[number - 1] if number else 0)
         if number == len(blocks):
             return tail[inside]
-        value = blocks[number][inside].item()
+        block, values = self._last
+        if block is not blocks[number]:
+            block, values = self._last = blocks[number], np.asarray(blocks[number])
+        value = values[inside].item()
         return float(value) if self.typecode == "d" else value
 
     def __iter__(self) -> Iterator[Any]:
@@ -81,7 +142,7 @@ class NumberColumn(Sequence[Any]):
             yield from part.tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self._values(0, len(self)).astype(dtype or self.typecode, copy=False)
+        return self.part(0, len(self)).astype(dtype or self.typecode, copy=False)
 
     def at(self, rows: np.ndarray) -> np.ndarray:
         """The numbers at some places, an integer array: as an array."""
@@ -93,23 +154,26 @@ class NumberColumn(Sequence[Any]):
             for number in np.flatnonzero(np.bincount(where)).tolist():
                 is_here = where == number
                 inside = some[is_here] - (ends[number - 1] if number else 0)
-                into[is_here] = (blocks[number] if number < len(blocks) else np.array(tail))[inside]
+                values = np.asarray(blocks[number]) if number < len(blocks) else np.array(tail)
+                into[is_here] = values[inside]
         return found
 
     def arrays(self) -> Iterator[np.ndarray]:
         """The blocks and the rest, of the column's type; only one is in memory."""
         blocks, _, tail = self._parts
-        yield from (block.astype(self.typecode) for block in blocks)
+        yield from (np.asarray(block).astype(self.typecode) for block in blocks)
         if len(tail):
             yield np.array(tail)
 
-    def _values(self, start: int, stop: int) -> np.ndarray:
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """The numbers from ``start`` to ``stop``, or to the end."""
+        stop = min(stop, len(self))
         found, first = np.empty(max(0, stop - start), dtype=self.typecode), 0
         blocks, _, tail = self._parts
         for part in (*blocks, np.array(tail)):
             low, high = max(start, first), min(stop, first + len(part))
             if low < high:
-                found[low - start : high - start] = part[low - first : high - first]
+                found[low - start : high - start] = np.asarray(part)[low - first : high - first]
             first += len(part)
         return found
 
@@ -119,11 +183,18 @@ def _smallest(values: np.ndarray, typecode: str) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         for smaller in _SMALLER[typecode]:
             fewer = values.astype(smaller)
-            if np.array_equal(fewer.astype(typecode), values, equal_nan=typecode == "d"):
+            if _are_same(fewer.astype(typecode), values):
                 values = fewer
                 break
     repeated = np.broadcast_to(values[:1].copy(), values.shape)
-    return repeated if np.array_equal(values, repeated, equal_nan=values.dtype.kind == "f") else values
+    return repeated if _are_same(repeated, values) else values
+
+
+def _are_same(some: np.ndarray, others: np.ndarray) -> bool:
+    """Whether the values are equal, NaN to NaN, and -0.0 not to 0.0."""
+    if some.dtype.kind != "f":
+        return np.array_equal(some, others)
+    return np.array_equal(some, others, equal_nan=True) and np.array_equal(np.signbit(some), np.signbit(others))
 
 
 class NameColumn(Sequence["str | None"]):
@@ -265,6 +336,12 @@ class KeyColumn:
                 found[each] = order[place]
         return found
 
+    def pairs(self, start: int) -> Iterator[tuple[int, int]]:
+        """The two halves of each key from a row on: as ``pairs_of``."""
+        high, low = self.halves
+        for first in range(start, len(self), _SELECTED):
+            yield from zip(high[first : first + _SELECTED], low[first : first + _SELECTED], strict=True)
+
     def newest(self, key: str) -> int | None:
         """The number of the newest row of one key."""
         number = int(self.find([key])[0])
@@ -291,6 +368,11 @@ class KeyColumn:
             order = np.lexsort((low, high)).astype(np.int32 if len(self) < 2**31 else np.int64)  # stable
             self._order = order, high[order]
         return self._order  # type: ignore[no-any-return]
+
+
+def pairs_of(keys: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The two halves of each key."""
+    return map(tuple, _halves_of(keys).tolist())
 
 
 def _halves_of(keys: Sequence[str]) -> Any:
@@ -346,8 +428,17 @@ class Selection(Sequence[Any]):
             else:
                 yield from [column[row] for row in rows.tolist()]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The numbers of a column of numbers. *Raises* TypeError for another."""
+    def take(self, places: np.ndarray) -> Selection:
+        """The values at some places of this selection."""
+        return Selection(self._column, self._rows[places])
+
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """The numbers from ``start`` to ``stop`` of a column of numbers. *Raises* TypeError for another."""
         if not isinstance(self._column, NumberColumn):
             raise TypeError("only a column of numbers is an array")
-        return self._column.at(self._rows).astype(dtype or self._column.typecode, copy=False)
+        return self._column.at(self._rows[start:stop])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The numbers of a column of numbers. *Raises* TypeError for another."""
+        values = self.part(0, len(self))
+        return values.astype(dtype or values.dtype, copy=False)

@@ -4,13 +4,14 @@ Supports journals and plain JSON lines (runs of other versions, completions of a
 ``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
 rollout that was run again the newest counts. Text stays on disk and is read on demand.
 
-Uses some 60 to 100 bytes of memory per rollout. Changes no results; ``index_file`` keeps an index beside a large
-journal.
+Uses some 60 to 100 bytes of memory per rollout, and none for those whose blocks are in a file. Changes no results;
+``index_file`` keeps an index beside a large journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -19,7 +20,6 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
-from verifiers.results.columns import HashColumn, KeyColumn, NameColumn, NumberColumn
+from verifiers.results.columns import Block, BlocksFile, HashColumn, KeyColumn, NameColumn, NumberColumn
 from verifiers.results.outputs import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
@@ -103,7 +103,7 @@ MAX_VALUE_CHARS = 80
 """Length of a value of ``info`` that is no number."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
     """The end of a block of the columns, which is the end of a write."""
 
@@ -113,6 +113,8 @@ class Mark:
     """Bytes of the file up to there."""
     checksum: int
     """The CRC-32 of these bytes, of a journal."""
+    num_names: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How many names each column of names has up to there."""
 
 
 class RowIndex:
@@ -150,6 +152,8 @@ class RowIndex:
         """Bytes that were read; of a journal their CRC-32."""
         self.num_kept, self.kept_bytes = 0, 0
         """Blocks that the index beside the journal holds, and the bytes that they take there."""
+        self.kept_in: BlocksFile | None = None
+        """That index, once it is open."""
         self._identity: tuple[int, int] | None = None
         self._size = 0
         self.is_journal: bool | None = None
@@ -210,20 +214,16 @@ class RowIndex:
         if len(self) > (self.marks[-1].num_rows if self.marks else 0):
             for column in self._number_columns().values():
                 column.seal()
-            self.marks.append(Mark(len(self), self.end, self.checksum))
+            names = {name: len(self.columns[name].names) for name in (*NAMES, *INNER_NAMES)}
+            self.marks.append(Mark(len(self), self.end, self.checksum, names))
 
     def new_names(self, number: int) -> dict[str, list[str]]:
         """The names of each column of names that no block before this one has."""
-        found = {}
-        for name in (*NAMES, *INNER_NAMES):
-            column: NameColumn = self.columns[name]
-            first, last = (
-                max((int(b.max()) for b in column.codes.blocks[:n]), default=-1) + 1 for n in (number, number + 1)
-            )
-            found[name] = column.names[first:last]
-        return found
+        before = self.marks[number - 1].num_names if number else {}
+        ends = self.marks[number].num_names
+        return {name: self.columns[name].names[before.get(name, 0) : end] for name, end in ends.items()}
 
-    def blocks(self, number: int) -> dict[str, np.ndarray]:
+    def blocks(self, number: int) -> dict[str, Block]:
         """One block of each column, to be kept.
 
         Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose examples no numbers.
@@ -233,8 +233,14 @@ class RowIndex:
             raise TypeError(f"{self.path} was not written by this library")
         return {name: column.blocks[number] for name, column in self._number_columns().items()}
 
+    def replace_blocks(self, number: int, blocks: Mapping[str, Block]) -> None:
+        """Hold equal blocks instead: those that are in a file."""
+        columns = self._number_columns()
+        for name, block in blocks.items():
+            columns[name].blocks[number] = block
+
     def restore(
-        self, marks: Sequence[Mark], names: Mapping[str, list[str]], blocks: Sequence[Mapping[str, np.ndarray]]
+        self, marks: Sequence[Mark], names: Mapping[str, list[str]], blocks: Sequence[Mapping[str, Block]]
     ) -> None:
         """Take over what ``blocks`` returned for each of the first blocks of a journal, and all ``names`` in them.
 

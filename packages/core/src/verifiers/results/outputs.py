@@ -38,7 +38,7 @@ from verifiers.errors import ConfigError, JournalError, ScoringError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.notebook import results_html
-from verifiers.results.statistics import clustered_stderr, known_sum, mean, pass_rates, percentile
+from verifiers.results.statistics import Solved, clustered_stderr, known_sum, mean, parts, pass_rates, percentiles
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State, Timing
 from verifiers.rubrics.advantages import centered_advantages
@@ -775,6 +775,8 @@ class Measurements:
     stop_conditions: Sequence[str | None]
     usage: Mapping[str, Sequence[float]]
     total_ms: Sequence[float]
+    group_size: int | None = None
+    """The number of rollouts that no example exceeds; None = unknown."""
 
     @classmethod
     def of(cls, outputs: Sequence[Mapping[str, Any]]) -> Measurements:
@@ -898,35 +900,23 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
     ([nan, nan], [1.0, 1.0])
     """
     measured = [output["metrics"].get(SUCCESS, math.nan) for output in outputs]
-    return list(_solved([output["reward"] for output in outputs], measured, threshold).tolist())
-
-
-def _solved(rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None) -> np.ndarray:
-    """``successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
-    values = np.asarray(rewards, float)
-    if threshold is not None:
-        values = np.where(np.isnan(values), values, values >= threshold)
-    if measured is not None:
-        own = np.asarray(measured, float)
-        values = np.where(np.isnan(own), values, own)
-    is_strict = ((values == 0) | (values == 1) | np.isnan(values)).all()
-    return values if is_strict else np.full(len(values), NAN)
+    return list(np.asarray(Solved([output["reward"] for output in outputs], measured, threshold)).tolist())
 
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
-    rewards, examples = measured.rewards, measured.examples
+    rewards, examples, size = measured.rewards, measured.examples, measured.group_size
     num_failed = sum(count for error, count in Counter(measured.errors).items() if _is_of_rollout(error))
-    unknown = np.flatnonzero(np.isnan(np.asarray(rewards, float))).tolist()
-    solved = _solved(rewards, measured.metrics.get(SUCCESS), threshold)
-    passed = pass_rates(solved, examples, siblings)
+    unscored = (error for reward, error in zip(rewards, measured.errors, strict=True) if reward != reward)
+    solved = Solved(rewards, measured.metrics.get(SUCCESS), threshold)
+    passed = pass_rates(solved, examples, siblings, size)
     return {
         "num_rollouts": len(measured),
         "num_errors": num_failed,
-        "num_unscored": sum(not _is_of_rollout(measured.errors[place]) for place in unknown),
+        "num_unscored": sum(not _is_of_rollout(error) for error in unscored),
         "avg_reward": mean(rewards),
-        "reward_stderr": clustered_stderr(rewards, examples),
+        "reward_stderr": clustered_stderr(rewards, examples, size),
         "avg_success": mean(solved),
-        "success_stderr": clustered_stderr(solved, examples),
+        "success_stderr": clustered_stderr(solved, examples, size),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
         "avg_error": num_failed / len(measured) if len(measured) else 0.0,
         "stop_conditions": {str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop},
@@ -982,7 +972,7 @@ def unscored_by_function(measured: Measurements) -> dict[str, int]:
 def latency(measured: Measurements) -> dict[str, float]:
     """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
     percents = {"median_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
-    return {name: percentile(measured.total_ms, percent) for name, percent in percents.items()}
+    return dict(zip(percents, percentiles(measured.total_ms, percents.values()), strict=True))
 
 
 def total_usage(measured: Measurements) -> dict[str, int]:
@@ -993,10 +983,8 @@ def total_usage(measured: Measurements) -> dict[str, int]:
 
 def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
-    is_counted = np.zeros(len(measured), dtype=bool)
-    for counts in measured.usage.values():
-        is_counted |= ~np.isnan(np.asarray(counts, float))
-    num_counted = int(is_counted.sum())
+    columns = zip(*map(parts, measured.usage.values()), strict=True)
+    num_counted = sum(int(np.count_nonzero(~np.isnan(part).all(axis=0))) for part in columns)
     return {name: known_sum(counts) / num_counted for name, counts in measured.usage.items()}
 
 

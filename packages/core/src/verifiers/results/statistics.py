@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 NAN = math.nan
-_PART = 2**14
+PART = 2**14
+"""Values of a column that are in memory at a time."""
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -38,15 +41,32 @@ def known_sum(values: Iterable[float]) -> float:
     return _total(values)[0]
 
 
+def parts(values: Sequence[float] | np.ndarray) -> Iterator[np.ndarray]:
+    """The values in arrays of ``PART``: of a column that is not in memory only one is."""
+    return (part_of(values, start, start + PART).astype(float, copy=False) for start in range(0, len(values), PART))
+
+
+def part_of(values: Sequence[Hashable] | np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The values from ``start`` to ``stop`` as an array."""
+    part: np.ndarray = values.part(start, stop) if hasattr(values, "part") else np.asarray(values[start:stop])
+    return part
+
+
 def _total(values: Iterable[float]) -> tuple[float, int]:
-    """(the exact sum of the known values, their number); of an array a part at a time is in memory as a list."""
-    if not hasattr(values, "__array__"):
+    """(the exact sum of the known values, their number)."""
+    if not (isinstance(values, Sequence | np.ndarray) and hasattr(values, "__array__")):
         numbers = known(values)
         return math.fsum(numbers), len(numbers)
-    array = np.asarray(values, float)
-    array = array[~np.isnan(array)]
-    parts = (array[start : start + _PART].tolist() for start in range(0, len(array), _PART))
-    return math.fsum(itertools.chain.from_iterable(parts)), len(array)
+    count = 0
+
+    def of_parts() -> Iterator[list[float]]:
+        nonlocal count
+        for part in parts(values):
+            known_part = part[~np.isnan(part)]
+            count += len(known_part)
+            yield known_part.tolist()
+
+    return math.fsum(itertools.chain.from_iterable(of_parts())), count
 
 
 def numbered(keys: Iterable[Hashable]) -> np.ndarray:
@@ -62,23 +82,86 @@ def numbered(keys: Iterable[Hashable]) -> np.ndarray:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
-def clustered_stderr(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]) -> float:
+def _cluster_sums(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable], size: int | None, center: float = 0.0
+) -> Iterator[np.ndarray]:
+    """Of some clusters at a time: (number of values, of known ones, sum of the known ones minus ``center``), an array.
+
+    ``size``: the number of values that no cluster exceeds, so that one is complete with them, and only those between
+    whose values others come are held; None = unknown.
+    """
+    keys = clusters if hasattr(clusters, "part") else numbered(clusters)
+    step = max(1, len(values)) if size is None else PART
+    open_keys, sums = np.empty(0, np.uint64), np.zeros((3, 0))
+    for start in range(0, len(values), step):
+        numbers = part_of(values, start, start + step).astype(float, copy=False)
+        is_known = ~np.isnan(numbers)
+        added = np.stack([np.ones(len(numbers)), is_known, np.where(is_known, numbers - center, 0.0)])
+        open_keys, cluster = np.unique(
+            np.concatenate([open_keys, part_of(keys, start, start + step).astype(np.uint64)]), return_inverse=True
+        )
+        weights = np.concatenate([sums, added], axis=1)
+        sums = np.stack([np.bincount(cluster, each, len(open_keys)) for each in weights])
+        is_complete = sums[0] >= (math.inf if size is None else size)
+        yield sums[:, is_complete]
+        open_keys, sums = open_keys[~is_complete], sums[:, ~is_complete]
+    yield sums
+
+
+def clustered_stderr(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable], size: int | None = None
+) -> float:
     """Standard error of the mean of the known values when values of one cluster (example) are correlated.
 
     sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G clusters; with
-    one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters.
+    one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters. ``size``: the number of values
+    that no cluster exceeds, where that is known: those of a large run are then read in parts.
 
     *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of cluster-robust errors.
     """
-    numbers = np.asarray(values, float)
-    is_known = ~np.isnan(numbers)
-    each, cluster = numbers[is_known] - mean(numbers), numbered(clusters)[is_known]
-    counts = np.bincount(cluster)
-    if np.count_nonzero(counts) < 2:
+    total, count = _total(values)
+    if not count:
         return NAN
-    num_clusters = np.count_nonzero(counts)
-    squares = np.bincount(cluster, weights=each)[counts > 0] ** 2
-    return math.sqrt(num_clusters / (num_clusters - 1) * math.fsum(squares)) / len(each)
+    num_clusters = 0
+
+    def squares() -> Iterator[list[float]]:
+        nonlocal num_clusters
+        for _, num_known, sums in _cluster_sums(values, clusters, size, total / count):
+            num_clusters += int(np.count_nonzero(num_known))
+            yield (sums[num_known > 0] ** 2).tolist()
+
+    spread = math.fsum(itertools.chain.from_iterable(squares()))
+    return math.sqrt(num_clusters / (num_clusters - 1) * spread) / count if num_clusters > 1 else NAN
+
+
+class Solved(Sequence[float]):
+    """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
+
+    def __init__(self, rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None):
+        self._rewards, self._measured, self._threshold = rewards, measured, threshold
+        self._is_strict = True
+        self._is_strict = all(np.isin(part[~np.isnan(part)], (0.0, 1.0)).all() for part in parts(self))
+
+    def __len__(self) -> int:
+        return len(self._rewards)
+
+    def __getitem__(self, place: Any) -> Any:
+        return np.asarray(self)[place]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.part(0, len(self)).astype(dtype or float, copy=False)
+
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """Those from ``start`` to ``stop``."""
+        values = part_of(self._rewards, start, stop).astype(float, copy=False)
+        if not self._is_strict:
+            return np.full(len(values), NAN)
+        if self._threshold is not None:
+            values = np.where(np.isnan(values), values, values >= self._threshold)
+        if self._measured is not None:
+            own = part_of(self._measured, start, stop).astype(float, copy=False)
+            values = np.where(np.isnan(own), values, own)
+        return values
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -115,37 +198,45 @@ def draws(n: int) -> list[int]:
     return sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
 
 
-def pass_rates(successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable], n: int) -> PassRates:
+def pass_rates(
+    successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable], n: int, size: int | None = None
+) -> PassRates:
     """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values are all known.
 
-    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is complete.
+    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is complete. ``size``:
+    as for ``clustered_stderr``.
     """
     if not draws(n):
         return PassRates()
-    numbers, example = np.asarray(successes, float), numbered(examples)
-    is_known = ~np.isnan(numbers)
-    is_complete = (np.bincount(example) == n) & (
-        np.bincount(example[~is_known], minlength=int(example.max(initial=-1)) + 1) == 0
-    )
-    sums = np.bincount(example, weights=np.where(is_known, numbers, 0.0))
-    counts = [round(count) for count in sums[is_complete].tolist()]
-    if not counts:
+    examples_of: Counter[int] = Counter()
+    """Number of solved rollouts -> number of complete examples."""
+    for num_values, num_known, sums in _cluster_sums(successes, examples, size):
+        examples_of.update(map(round, sums[(num_values == n) & (num_known == n)].tolist()))
+    if not examples_of:
         return PassRates()
-    ks = draws(n)
-    by_k = {str(k): [pass_at_k(n, count, k) for count in counts] for k in ks}
+    any_of = {str(k): _rates(pass_at_k, n, k, examples_of) for k in draws(n)}
+    all_of = {str(k): _rates(pass_all_k, n, k, examples_of) for k in draws(n)}
     return PassRates(
-        {k: mean(rates) for k, rates in by_k.items()},
-        {str(k): mean(pass_all_k(n, count, k) for count in counts) for k in ks},
-        {k: share_interval(rates) for k, rates in by_k.items()},
+        {k: mean(rates.elements()) for k, rates in any_of.items()},
+        {k: mean(rates.elements()) for k, rates in all_of.items()},
+        {k: share_interval(rates) for k, rates in any_of.items()},
     )
+
+
+def _rates(rate: Callable[[int, int, int], float], n: int, k: int, examples_of: Counter[int]) -> Counter[float]:
+    """A rate of each example -> number of examples."""
+    rates: Counter[float] = Counter()
+    for count, num_examples in examples_of.items():
+        rates[rate(n, count, k)] += num_examples
+    return rates
 
 
 Z95 = 1.959964
 """The 97.5 % quantile of the normal distribution."""
 
 
-def share_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Wilson interval (95 %) of the mean of independent values between 0 and 1, one for each example.
+def share_interval(values: Sequence[float] | Counter[float]) -> tuple[float, float]:
+    """Wilson interval (95 %) of the mean of independent values between 0 and 1, one for each example; or their counts.
 
     The number of values is replaced by the effective one, p (1 - p) over the squared standard error, which is larger
     where every value is itself a mean (at p = 0 and p = 1 by the number itself, the widest case), and is corrected for
@@ -158,8 +249,9 @@ def share_interval(values: Sequence[float]) -> tuple[float, float]:
     >>> round(low, 3), round(high, 3)
     (0.0, 0.18)
     """
-    size, p = len(values), mean(values)
-    variance = math.fsum((value - p) ** 2 for value in values) / max(1, size - 1) / size
+    counts = values if isinstance(values, Counter) else Counter(values)
+    size, p = counts.total(), mean(counts.elements())
+    variance = math.fsum((value - p) ** 2 for value in counts.elements()) / max(1, size - 1) / size
     spread = p * (1 - p)
     effective = spread / variance if variance > 0 and spread > 0 else size
     freedom = max(1, size - 1)
@@ -173,11 +265,20 @@ def share_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which ``percent`` (0 to 100) of the known values lie, interpolated; NaN when there is none."""
-    every = np.asarray(values, float)
-    numbers = np.sort(every[~np.isnan(every)])
+    return percentiles(values, [percent])[0]
+
+
+def percentiles(values: Sequence[float], percents: Iterable[float]) -> list[float]:
+    """``percentile`` for each of ``percents``."""
+    numbers = np.fromiter(itertools.chain.from_iterable(part.tolist() for part in parts(values)), float, len(values))
+    numbers.sort()  # NaN last
+    numbers = numbers[: len(numbers) - np.count_nonzero(np.isnan(numbers))]
     if not len(numbers):
-        return NAN
-    position = (len(numbers) - 1) * percent / 100
-    low = math.floor(position)
-    high = min(low + 1, len(numbers) - 1)
-    return float(numbers[low] + (numbers[high] - numbers[low]) * (position - low))
+        return [NAN for _ in percents]
+    found = []
+    for percent in percents:
+        position = (len(numbers) - 1) * percent / 100
+        low = math.floor(position)
+        high = min(low + 1, len(numbers) - 1)
+        found.append(float(numbers[low] + (numbers[high] - numbers[low]) * (position - low)))
+    return found

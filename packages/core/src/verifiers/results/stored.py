@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.results.columns import HashColumn, NumberColumn, Selection
+from verifiers.results.columns import HashColumn, Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
 from verifiers.results.outputs import (
@@ -27,7 +27,7 @@ from verifiers.results.outputs import (
     RolloutOutput,
     set_advantage,
 )
-from verifiers.results.statistics import numbered
+from verifiers.results.statistics import PART, numbered, part_of
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}
@@ -48,8 +48,9 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Names of the extra columns of a rollout; None = all.
         labels: Row number -> a person's label; None where the run has no labels.
         fills_advantages: Whether a group without advantages gets reward minus group mean.
-        example_ids: For the results that a run returns: the ids of its plan, an array with one for each rollout; its
+        example_ids: For the results that a run returns: the id of its plan for each rollout, a column of numbers; its
             rollouts have no ``DISK_FIELDS``.
+        group_size: The number of rollouts that no example exceeds; None = unknown.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
-        example_ids: np.ndarray | None = None,
+        example_ids: Selection | None = None,
+        group_size: int | None = None,
     ):
         self._index, self._numbers, self._facts = index, numbers, dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
-        self._example_ids = example_ids
+        self._example_ids, self._group_size = example_ids, group_size
         self._states = None
         self._every_advantage: np.ndarray | None = None
         self._columns: dict[str, Any] = {}
@@ -109,7 +111,7 @@ class StoredOutputs(GenerateOutputs):
             if self._labels is not None:
                 output[LABEL] = self._labels.get(int(self._numbers[place]))
             if self._example_ids is not None:
-                output["example_id"] = int(self._example_ids[place])
+                output["example_id"] = self._example_ids[place]
                 for name in DISK_FIELDS:
                     output.pop(name, None)
             set_advantage(output, self._advantage(advantages[place]))
@@ -122,7 +124,7 @@ class StoredOutputs(GenerateOutputs):
     def measurements(self) -> Measurements:
         if self._is_read:
             return super().measurements()
-        return measurements(self._index, self._numbers, self._example_ids)
+        return measurements(self._index, self._numbers, self._example_ids, self._group_size)
 
     def _failures(self) -> Iterable[ErrorInfo]:
         if self._is_read:
@@ -140,7 +142,7 @@ class StoredOutputs(GenerateOutputs):
         if self._is_read or column == "states":
             return super()._make_column(column)
         if column == "example_ids" and self._example_ids is not None:
-            return list(self._example_ids.tolist())
+            return list(self._example_ids)
         if column in _INDEXED:
             return list(Selection(index.columns[_INDEXED[column]], numbers))
         if column == "metrics":
@@ -166,11 +168,12 @@ class StoredOutputs(GenerateOutputs):
     def _advantages_at(self, places: Sequence[int]) -> Mapping[int, float]:
         """The advantages of a few rollouts, computed from their groups alone."""
         examples = _examples(self._index, self._numbers, self._example_ids)
-        every = np.array(examples, dtype=object if isinstance(examples, list) else None)
         found: dict[int, float] = {}
         for place in places:
-            group = np.flatnonzero(every == examples[place])
-            ids = None if self._example_ids is None else self._example_ids[group]
+            own = examples[place]
+            near = [np.flatnonzero(part == own) + PART * n for n, part in enumerate(_parts(examples))]
+            group = np.concatenate(near)
+            ids = None if self._example_ids is None else self._example_ids.take(group)
             part = StoredOutputs(
                 self._index, self._numbers[group], {}, fills_advantages=self._fills_advantages, example_ids=ids
             )
@@ -197,7 +200,16 @@ def _fill(advantages: np.ndarray, rewards: np.ndarray, examples: Sequence[Any]) 
             advantages[places] = centered_advantages(rewards[places].tolist())
 
 
-def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None) -> Measurements:
+def _parts(values: Sequence[Any]) -> Iterator[np.ndarray]:
+    """The values in arrays of ``PART``, as they are."""
+    for start in range(0, len(values), PART):
+        is_list = isinstance(values, list)
+        yield np.array(values[start : start + PART], object) if is_list else part_of(values, start, start + PART)
+
+
+def measurements(
+    index: RowIndex, rows: np.ndarray, example_ids: Selection | None = None, group_size: int | None = None
+) -> Measurements:
     """What the statistics need of some rows of an index.
 
     ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each; None = as saved.
@@ -212,15 +224,14 @@ def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | No
         stop_conditions=Selection(columns["stop_condition"], rows),
         usage={name: Selection(values, rows) for name, values in index.usage.items()},
         total_ms=Selection(columns["total_ms"], rows),
+        group_size=group_size,
     )
 
 
-def _examples(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None) -> Sequence[Any]:
+def _examples(index: RowIndex, rows: np.ndarray, example_ids: Selection | None) -> Sequence[Any]:
     """What siblings share: the given id, else the saved hash of their example, else its saved id."""
     if example_ids is not None:
-        given = NumberColumn("q")
-        given.set_blocks([example_ids])
-        return given
+        return example_ids
     hashes: HashColumn = index.columns["key"]
     if hashes.is_plain:
         return Selection(hashes.digits, rows)

@@ -8,7 +8,7 @@ ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.results import GenerateOutputs
-from verifiers.results.columns import NameColumn
+from verifiers.results.columns import NumberColumn, Selection, pairs_of
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import keep_index, open_index
 from verifiers.results.outputs import Measurements, RolloutOutput
@@ -35,21 +35,22 @@ class LargeRunStore(RunStore):
         """Index the journal, and open it. *Raises* JournalError for damage."""
         assert self.directory is not None
         file = self.directory.results_file
-        self._index = index = open_index(file) if file.exists() else RowIndex(file)
+        self._index = index = open_index(file, in_file=True) if file.exists() else RowIndex(file)
         if index.failure is not None:
             raise index.failure
         if (row := index.keys.first_missing) is not None:
             raise no_key(file, row + 1)
         self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
         self._num_before, self._num_unread = len(index), 0
+        self._is_kept = True
+        """Whether the index could be written when it last had to be."""
         self._is_newest = np.ones(len(index), dtype=bool)
         """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
         self._is_newest[index.replaced] = False
         self.num_saved = int(self._is_newest.sum())
-        self._rows: np.ndarray = np.full(
-            len(self.plan), -1, dtype=np.int32 if len(index) + len(self.plan) < 2**31 else np.int64
-        )
-        """Row number in the journal by index in the plan; -1 = not finished, or stored since."""
+        self._row_type = np.int32 if len(index) + len(self.plan) < 2**31 else np.int64
+        self._rows: np.ndarray = np.full(len(self.plan) if len(index) else 0, -1, dtype=self._row_type)
+        """Row number in the journal by index in the plan, of those saved before; -1 = not finished, or stored since."""
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
         rows = self._index.keys.find(keys)
@@ -70,18 +71,13 @@ class LargeRunStore(RunStore):
         return self._outputs().outputs
 
     def measurements(self) -> Measurements:
-        return measurements(self._index, self._finished())
+        return measurements(self._index, self._finished(), group_size=max(self.plan.siblings))
 
     def served_models(self, requested: str) -> dict[str, int]:
-        finished = self._finished()
-        served: NameColumn = self._index.columns["served"]
-        codes, counts = np.unique(served.codes.at(finished), return_counts=True)
-        names: Counter[str] = Counter()
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            if code >= 0:
-                names.update(
-                    dict.fromkeys(served.names[code].split("\n") if served.names[code] else [requested], count)
-                )
+        counts, names = Counter(Selection(self._index.columns["served"], self._finished())), Counter[str]()
+        for served, count in counts.items():
+            if served is not None:
+                names.update(dict.fromkeys(served.split("\n") if served else [requested], count))
         return other_than(requested, names)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
@@ -111,7 +107,13 @@ class LargeRunStore(RunStore):
         try:
             keep_index(self._index)
         except (OSError, TypeError) as error:  # it is a cache
-            self.logger.warning("%s has no index, so it resumes slowly: %s", self._index.path, error)
+            if self._is_kept:
+                self.logger.warning("%s has no whole index, so it resumes slowly: %s", self._index.path, error)
+            self._is_kept = False
+            return
+        if not self._is_kept:
+            self.logger.warning("%s has a whole index again", self._index.path)
+        self._is_kept = True
 
     def _finished(self) -> Any:
         """Numbers of the rows of finished rollouts, those stored since the start last."""
@@ -122,14 +124,40 @@ class LargeRunStore(RunStore):
 
     def _outputs(self) -> StoredOutputs:
         self._read()
-        rows, pending = self._rows.copy(), iter(() if self.work is None else self.work.keys())
-        while several := list(islice(pending, NUM_COMPARED)):
-            found = self._index.keys.find([key for _, key in several])
-            found[found < self._num_before] = -1  # saved before, and not done: an error that was to be retried
-            rows[[position for position, _ in several]] = found
+        rows: np.ndarray = np.full(len(self.plan), -1, dtype=self._row_type)
+        rows[: len(self._rows)] = self._rows
+        for position, row in self._stored_since():
+            rows[position] = row
         self._index.keys.forget_order()
-        places = np.flatnonzero(rows >= 0)
-        ids = np.repeat(self.plan.example_ids(), self.plan.siblings)
+        ids = NumberColumn("q", self.plan.example_ids())
+        ids.seal()
+        example = np.repeat(np.arange(len(ids), dtype=np.int32), self.plan.siblings)
+        if (rows < 0).any():
+            rows, example = rows[rows >= 0], example[rows >= 0]
         return StoredOutputs(
-            self._index, rows[places], {}, fills_advantages=self.fills_advantages, example_ids=ids[places]
+            self._index,
+            rows,
+            {},
+            fills_advantages=self.fills_advantages,
+            example_ids=Selection(ids, example),
+            group_size=max(self.plan.siblings),
         )
+
+    def _stored_since(self) -> Iterator[tuple[int, int]]:
+        """(index in the plan, row number) of each rollout that was stored since the start.
+
+        They are stored nearly in the order of the plan: read side by side, few keys of either wait for the other.
+        """
+        places: dict[tuple[int, int], int] = {}
+        rows: dict[tuple[int, int], int] = {}
+        stored = enumerate(self._index.keys.pairs(self._num_before), self._num_before)
+        pending = iter(() if self.work is None else self.work.keys())
+        while (new_rows := list(islice(stored, NUM_COMPARED))) or rows:
+            new_places = list(islice(pending, NUM_COMPARED))
+            if not (new_rows or new_places):
+                return
+            rows |= {pair: row for row, pair in new_rows}
+            pairs = pairs_of([key for _, key in new_places])
+            places |= zip(pairs, (place for place, _ in new_places), strict=True)
+            for pair in rows.keys() & places.keys():
+                yield places.pop(pair), rows.pop(pair)

@@ -162,6 +162,8 @@ class Plan:
     """How many rollouts each example has."""
     sibling_rows: Mapping[int, Sequence[Example]] = field(default_factory=dict)
     """Index of an example -> one row per sibling, where the rows of one ``example_id`` differ."""
+    _may_repeat: bool | None = field(default=None, init=False, repr=False, compare=False)
+    """Whether two examples may have equal content; None until it was asked for, since that sorts all hashes."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Example]) -> Plan:
@@ -220,24 +222,27 @@ class Plan:
         that every rollout has a unique key on disk and separate seeds.
         """
         if isinstance(self.examples, Table):
-            plain, may_repeat = self.examples.hashes(), self.examples.may_repeat()
+            plain = self.examples.hashes()
+            self._may_repeat = self.examples.may_repeat() if self._may_repeat is None else self._may_repeat
         else:
-            plain, may_repeat = (example.hash for example in self.examples), True
+            plain, self._may_repeat = (example.hash for example in self.examples), True
         counts: dict[str, int] = {}
         for index, (own, count) in enumerate(zip(plain, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index)
-            if rows is None and not may_repeat:
+            if rows is None and not self._may_repeat:
                 yield [own] * count
                 continue
             hashes = [own] if rows is None else [row.hash for row in rows]
             distinct = {each: _numbered(each, counts) for each in hashes}
             yield [distinct[hashes[n % len(hashes)]] for n in range(count)]
 
-    def example_ids(self) -> list[int]:
-        """The id of each example."""
-        if isinstance(self.examples, Table):
-            return self.examples.example_ids()
-        return [example.example_id for example in self.examples]
+    def example_ids(self) -> Iterator[int]:
+        """The id of each example; formats no row."""
+        if not isinstance(self.examples, Table):
+            yield from (example.example_id for example in self.examples)
+            return
+        for start in range(0, len(self.examples), CHUNK):
+            yield from self.examples[start : start + CHUNK].example_ids()
 
     def _examples_at(self, indexes: list[int]) -> list[Example]:
         if isinstance(self.examples, Table):

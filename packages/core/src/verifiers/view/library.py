@@ -33,6 +33,8 @@ MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
 one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
+FIRST_READ_S = 0.1
+"""The same of the first request for the rows of a file, which the page shows meanwhile."""
 LIST_S = 0.15
 """Seconds that one request may spend on the list of runs after the first, which is answered with a few runs."""
 MAX_PREVIEWS = 400
@@ -71,14 +73,20 @@ class Library:
         return {**self.listing.entry(source), **describe.settings(source), "steps": steps}
 
     def columns(
-        self, run_id: str, step: int | None = None, first: int = 0, generation: int = -1, budget_s: float = READ_S
+        self,
+        run_id: str,
+        step: int | None = None,
+        first: int = 0,
+        generation: int = -1,
+        budget_s: float | None = None,
     ) -> dict[str, Any]:
         """The columns for sorting from row ``first`` on; from 0 when the file was rewritten since ``generation``.
 
-        ``complete`` is false when the time budget ended before the file: request again from ``total``.
+        ``complete`` is false when the time budget ended before the file: request again from ``total``. ``budget_s``:
+        None = ``READ_S``, or ``FIRST_READ_S`` for a file of which nothing was read yet.
         """
         index = self._index(run_id, step)
-        index.read(budget_s)
+        index.read((READ_S if len(index) else FIRST_READ_S) if budget_s is None else budget_s)
         first = first if generation == index.generation else 0
         total = len(index)
         columns: dict[str, Any] = {n: list(index.columns[n][first:total]) for n in ("example", "key")}

@@ -447,6 +447,7 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
         "rollouts/truncated": sum(rollout.is_truncated for rollout in rollouts),
         "rollouts/generated": len(rollouts),
         "tokens/completion": sum(rollout.num_sampled for rollout in rollouts),
+        "tokens/longest": max((rollout.num_sampled for rollout in rollouts), default=0),
         "tokens/prompt": sum(len(rollout.turns[0].prompt_ids) for rollout in rollouts if rollout.turns),
         "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])) if rollouts else math.nan,
     }

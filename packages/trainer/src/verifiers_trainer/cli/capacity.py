@@ -32,6 +32,7 @@ from verifiers_trainer.cli.throughput import (
     Training,
     Workload,
     best_split,
+    longest_excess,
     sampler_memory,
     step_time,
     trainer_memory,
@@ -42,12 +43,15 @@ from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings import recipes, static_fields
 
 CPU = "cpu"
+CPU_LAYER_S, CPU_TOKEN_S = 1.7e-4, 1.5e-4
+"""Overhead of a decoding step for each layer, and of a sampled token, on a CPU: measured, see docs/scale.md."""
 SMOLLM2_SIZES = Architecture(30, 576, 1536, 9, 3, 64, 49152)
 EMBEDDED_CACHE_SHARE, EMBEDDED_CACHE_CPU = 0.3, 2 * 2**30
 """The embedded engine's cache: a share of an accelerator's memory, bytes on a CPU."""
 MEANINGS = {
     "prompt_tokens": "tokens of a rollout's prompt",
     "completion_tokens": "sampled tokens of a rollout, over all turns",
+    "length_spread": "of completions: 0 = of equal length, 1 = may end at every token",
     "env_s": "seconds in which a rollout waits for its environment",
     "surplus": "rollouts generated for each that is trained",
     "flops": "operations per second of a device",
@@ -56,6 +60,7 @@ MEANINGS = {
     "utilisation": "share of the operations that training reaches",
     "bandwidth_share": "share of the bandwidth that decoding reaches",
     "decode_overhead_s": "seconds of a decoding step beside reading",
+    "token_overhead_s": "seconds of a sampled token beside its operations",
     "row_overhead_s": "least seconds of a packed row",
     "link_bytes_per_s": "of a device to the other trainers",
     "sync_bytes_per_s": "of weights to the servers",
@@ -126,8 +131,8 @@ def capacity_plan(
     raise_together([*problems, *more])
     values = _values(settings)
     device = device or CPU
-    inputs = _inputs(settings, values, device, run, overrides)
     model = architecture(settings.model)
+    inputs = _inputs(settings, values, model, device, run, overrides)
     number = {name: one.value for name, one in inputs.items()}
     named = {one.name: number[one.name] for one in dataclasses.fields(DeviceSpeed) if one.name in number}
     speed = DeviceSpeed(**named, is_accelerator=device != CPU)
@@ -139,6 +144,8 @@ def capacity_plan(
         env_s=number["env_s"],
         surplus=number["surplus"],
         shares_prompts=values["packing"] and values["share_prompts"],
+        length_spread=number["length_spread"],
+        most_tokens=_most_tokens(values, number["completion_tokens"]),
     )
     steps_per_batch = values["updates_per_batch"] * values["num_iterations"]
     bound = ROW_TOKENS if speed.is_accelerator else ROW_TOKENS_CPU
@@ -195,11 +202,16 @@ def _values(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _inputs(
-    settings: TrainSettings, values: Mapping[str, Any], device: str, run: str | None, overrides: Sequence[str]
+    settings: TrainSettings,
+    values: Mapping[str, Any],
+    model: Architecture,
+    device: str,
+    run: str | None,
+    overrides: Sequence[str],
 ) -> dict[str, PlanInput]:
     """Every number, the later origin before the earlier: assumed, data sheet, setting, measured, given."""
     inputs = {name: PlanInput(value, ASSUMED) for name, value in _assumed(values).items()}
-    inputs |= {name: PlanInput(value, origin) for name, (value, origin) in _of_device(device).items()}
+    inputs |= {name: PlanInput(value, origin) for name, (value, origin) in _of_device(device, model).items()}
     for side, name in (("trainer", "trainers"), ("inference", "samplers")):
         if side in settings.gpus and device != CPU:
             inputs[name] = PlanInput(settings.gpus[side], "setting")
@@ -212,18 +224,32 @@ def _inputs(
 
 
 SIDES = ("trainers", "samplers")
+OVERHEADS = ("decode_overhead_s", "token_overhead_s", "row_overhead_s")
 
 
-def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
+def _bounds(values: Mapping[str, Any]) -> tuple[float, float, float]:
+    """(assumed tokens of a prompt, most sampled tokens of a turn, of a rollout)."""
     longest = values["max_seq_len"]
     prompt = min(values["max_prompt_len"] or longest, longest / 4)
     turn = min(bound for bound in (values["max_tokens"], values["max_completion_len"], longest - prompt) if bound)
+    return prompt, turn, longest - prompt
+
+
+def _most_tokens(values: Mapping[str, Any], completion_tokens: float) -> float:
+    """At which a rollout is cut off: the bound on a turn, where one turn may hold the mean of a rollout."""
+    _, turn, rollout = _bounds(values)
+    return turn if completion_tokens <= turn else rollout
+
+
+def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
+    prompt, turn, _ = _bounds(values)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": turn / 2,
+        "length_spread": 1.0,
         "env_s": 0.0,
         "surplus": 1.5 if values["zero_variance"] == "drop" else 1.0,
-        **_defaults(DeviceSpeed, "utilisation", "bandwidth_share", "decode_overhead_s", "row_overhead_s"),
+        **_defaults(DeviceSpeed, "utilisation", "bandwidth_share", *OVERHEADS),
         **_defaults(Placement, "link_bytes_per_s", "sync_bytes_per_s"),
         "trainers": 1,
         "samplers": 0,
@@ -235,10 +261,12 @@ def _defaults(kind: type[DeviceSpeed] | type[Placement], *names: str) -> dict[st
     return {one.name: one.default for one in dataclasses.fields(kind) if one.name in names}  # type: ignore[misc]
 
 
-def _of_device(name: str) -> dict[str, tuple[float, str]]:
+def _of_device(name: str, model: Architecture) -> dict[str, tuple[float, str]]:
     if name == CPU:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 16e9
-        return {"flops": (2e11, ASSUMED), "bytes_per_s": (2e10, ASSUMED), "memory": (memory, "machine")}
+        speeds = {"flops": 2e11, "bytes_per_s": 2e10}
+        overheads = {"decode_overhead_s": CPU_LAYER_S * model.layers, "token_overhead_s": CPU_TOKEN_S}
+        return {key: (value, ASSUMED) for key, value in (speeds | overheads).items()} | {"memory": (memory, "machine")}
     sheet = next((sheet for part, sheet in DATA_SHEETS.items() if part in name.upper()), None)
     if sheet is None:
         names = ", ".join((*DATA_SHEETS, CPU))
@@ -268,7 +296,7 @@ def _overrides(words: Sequence[str]) -> dict[str, float]:
 
 
 ZERO_ALLOWED = frozenset(
-    "env_s samplers run_samplers shards sync_s other_s prompt_tokens decode_overhead_s row_overhead_s".split()
+    [*"length_spread env_s samplers run_samplers shards sync_s other_s prompt_tokens".split(), *OVERHEADS]
 )
 
 
@@ -298,6 +326,9 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
         "sync_s": sync / len(rows),
         "other_s": max(0.0, step - wait - train - sync) / len(rows),
     }
+    if total("tokens/longest") and (excess := longest_excess(generated / len(rows))):
+        longest = total("tokens/longest") / len(rows)
+        numbers["length_spread"] = max(0.0, longest / numbers["completion_tokens"] - 1) / excess
     if sampled_s > 0:
         numbers["sampled_tokens_per_s"] = sampled / sampled_s / max(1, samplers)
         numbers["sampled_batch"] = total("rollouts/trained") / len(rows)
@@ -414,7 +445,7 @@ def _unused(plan: CapacityPlan) -> set[str]:
     is_measured = {name: name in plan.inputs for name in ("train_tokens_per_s", "sampled_tokens_per_s", "sync_s")}
     is_fixed = is_measured["sampled_tokens_per_s"] and "sampled_batch" not in plan.inputs
     if is_fixed:
-        unused |= {"env_s", "bandwidth_share", "decode_overhead_s"}
+        unused |= {"env_s", "bandwidth_share", "decode_overhead_s", "token_overhead_s"}
     if is_measured["train_tokens_per_s"]:
         unused |= {"row_overhead_s"}
     if is_measured["train_tokens_per_s"] and is_fixed:
@@ -423,6 +454,10 @@ def _unused(plan: CapacityPlan) -> set[str]:
         unused |= {"sync_bytes_per_s"}
     if plan.placement.trainers == 1:
         unused |= {"link_bytes_per_s", "shards"}
+    if plan.placement.off_policy:
+        unused |= {"length_spread"}
+    if plan.device != CPU:
+        unused |= {"token_overhead_s"} - {name for name, one in plan.inputs.items() if one.origin == "given"}
     return unused
 
 

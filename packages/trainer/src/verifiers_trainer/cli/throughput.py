@@ -9,10 +9,14 @@ rate times the duration of one (Little 1961). Activations are 34 x width bytes p
 does not store). A ring all-reduce moves 2 x (n - 1) / n of the gradients (Patarasuk and Yuan 2009).
 
 A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads memory and then multiplies, so that both
-times add up, and attention is the whole matrix of a packed row. An engine computes the equal prompts of siblings once.
+times add up, attention is the whole matrix of a packed row, a decoding step has an overhead for each layer, and so has
+each sampled token for its request. An engine computes the equal prompts of siblings once.
 
-Not modelled: the spread of lengths (a synchronous step waits for the longest rollout), pipeline bubbles, padding,
-tensor parallelism, experts, evaluations and checkpoints.
+A synchronous batch waits for its longest rollout, which decodes with ever fewer others. The longest of n that may end
+at every token with the same probability is expected to be the n-th harmonic number times as long as the mean (Eisenberg
+2008, "On the expectation of the maximum of IID geometric random variables"), up to the bound on a rollout.
+
+Not modelled: pipeline bubbles, padding, tensor parallelism, experts, evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -93,6 +97,8 @@ class DeviceSpeed:
     """Share of ``bytes_per_s`` that decoding reaches."""
     decode_overhead_s: float = 0.005
     """Seconds of a decoding step beside the memory it reads: launches, scheduling, sampling."""
+    token_overhead_s: float = 0.0
+    """Seconds of a sampled token beside its operations, where the engine shares the device with requests and loop."""
     row_overhead_s: float = 0.03
     """Seconds of forward and backward pass of a packed row beside its operations: launches. The least on an
     accelerator."""
@@ -123,11 +129,21 @@ class Workload:
     surplus: float = 1.0
     """Rollouts generated for each that is trained."""
     shares_prompts: bool = True
+    length_spread: float = 0.0
+    """0: every rollout samples as many tokens; 1: each may end at every token with the same probability."""
+    most_tokens: float = math.inf
+    """Sampled tokens at which a rollout is cut off."""
 
     @property
     def tokens(self) -> float:
         """Prompt and sampled tokens of a rollout."""
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def longest_tokens(self) -> float:
+        """Sampled tokens of the longest rollout of a batch, as expected."""
+        longest = self.completion_tokens * (1 + self.length_spread * longest_excess(self.batch_size * self.surplus))
+        return max(self.completion_tokens, min(longest, self.most_tokens))
 
     @property
     def computed_tokens(self) -> float:
@@ -218,6 +234,11 @@ class StepTime:
     bottleneck: str
 
 
+def longest_excess(count: float) -> float:
+    """By how many means the longest of ``count`` exceeds the mean, with ``length_spread`` 1: harmonic number less 1."""
+    return max(0.0, math.log(count) + 0.5772 + 1 / (2 * count) - 1)
+
+
 def trained_parameters(model: Architecture, training: Training) -> int:
     """Number of weights with a gradient."""
     return model.parameters if training.rank is None else model.adapter_parameters(training.rank)
@@ -256,7 +277,8 @@ def decode_s(model: Architecture, device: DeviceSpeed, concurrent: float, contex
     read = device.number_bytes * (model.parameters + concurrent * context * model.kv_numbers)
     from_memory = read / (device.bytes_per_s * device.bandwidth_share)
     from_matrices = 2 * model.parameters * concurrent / (device.flops * device.utilisation)
-    return device.together_s(from_memory, from_matrices) + device.decode_overhead_s
+    beside = device.decode_overhead_s + concurrent * device.token_overhead_s
+    return device.together_s(from_memory, from_matrices) + beside
 
 
 def cache_tokens(model: Architecture, device: DeviceSpeed, placement: Placement) -> float:
@@ -266,10 +288,12 @@ def cache_tokens(model: Architecture, device: DeviceSpeed, placement: Placement)
 
 
 def generate_s(model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement) -> tuple[float, float]:
-    """Return (seconds to generate a batch, sequences that decode together on a device).
+    """Return (seconds to generate a batch, sequences that decode together on a device, on average).
 
     A rollout takes the time of its tokens, of the prompts that the device computes meanwhile, and of its environment.
     As many decode at a time as the first two are of its duration, and as have space in the cache; found by iteration.
+    In a synchronous run no other takes the place of one that has finished: there are as many decoding steps more as the
+    longest has tokens more than the mean, and fewer sequences in each.
     """
     count = max(1, placement.samplers)
     context = work.prompt_tokens + work.completion_tokens / 2
@@ -280,7 +304,17 @@ def generate_s(model: Architecture, device: DeviceSpeed, work: Workload, placeme
         busy_s = work.completion_tokens * decode_s(model, device, concurrent, context) + prompt_s * concurrent
         waiting = _in_flight(work, placement) / count * busy_s / (busy_s + work.env_s)
         concurrent = (concurrent + min(fits, waiting)) / 2
-    return work.batch_size * work.surplus * busy_s / concurrent / count, concurrent
+    seconds = work.batch_size * work.surplus * busy_s / concurrent / count
+    if placement.off_policy:
+        return seconds, concurrent
+    tokens = work.batch_size * work.surplus * work.completion_tokens / count
+    steps, together = tokens / concurrent, concurrent
+    concurrent = tokens / (steps + work.longest_tokens - work.completion_tokens)
+    return (
+        seconds
+        - steps * decode_s(model, device, together, context)
+        + tokens / concurrent * decode_s(model, device, concurrent, context)
+    ), concurrent
 
 
 def _in_flight(work: Workload, placement: Placement) -> float:

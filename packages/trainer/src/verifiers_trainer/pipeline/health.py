@@ -116,6 +116,8 @@ class SignalMeter:
         """Rewards of the streak, rounded to three digits; NaN counts the unknown ones."""
         self._unscored = Unscored()
         self._finding = ""
+        self._trains_own_rewards = config.credit == "turn" and config.gamma == 0
+        """Whether a turn is trained by its own reward alone, and none has been looked for yet."""
 
     def note_batch(self, groups: Sequence[Group]) -> None:
         """Count a batch with a learning signal: the streak ends."""
@@ -196,8 +198,16 @@ class SignalMeter:
         return False
 
     def _see(self, groups: Sequence[Group]) -> None:
-        """Count the known rewards of finished groups."""
+        """Count the known rewards of finished groups, and look for rewards of turns in the first that need them."""
         signal = self.signal
+        if self._trains_own_rewards:
+            of_several = [record for group in groups for record in group.rollouts if len(record.turns) > 1]
+            if of_several and not any(record.turn_rewards for record in of_several):
+                log.warning(
+                    "gamma=0 trains the last turn of each rollout alone, because the environment gives its turns no "
+                    "rewards: give them some, or raise gamma (1 = every turn shares in the reward)"
+                )
+            self._trains_own_rewards = not of_several
         for group in sorted(groups, key=lambda group: group.index):
             rewards = group.rewards[~np.isnan(group.rewards)]
             if not rewards.size:

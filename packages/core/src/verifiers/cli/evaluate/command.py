@@ -8,6 +8,7 @@ the command line has been parsed, so that ``--help`` is fast.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shlex
 import sys
@@ -324,8 +325,7 @@ def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
         return None
     if facts.avg_error > (limit := prepared.settings.max_error_rate):
         return f"{facts.avg_error:.0%} of the rollouts ended in an error; --max-error-rate allows {limit:.0%}"
-    nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
-    if nothing_scored and prepared.env.score_rollouts and prepared.env.has_reward:
+    if math.isnan(facts.avg_reward) and prepared.env.score_rollouts and prepared.env.has_reward:
         measured = results.measurements()
         causes = unscored_by_function(measured) | errors_by_cause(measured)
         counts = ", ".join(f"{count} x {cause}" for cause, count in causes.items())

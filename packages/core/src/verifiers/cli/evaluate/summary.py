@@ -10,8 +10,9 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiers.results.texts import dollars, duration, number, number_lines
@@ -189,16 +190,22 @@ def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
 
 def _samples(results: GenerateOutputs) -> list[tuple[str, Any]]:
     """The rollouts with the highest and the lowest reward; without any known reward, the first rollout."""
-    rewards, ids = results["rewards"], results["example_ids"]
-    scored = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]
-    if not scored:
+    measured = results.measurements()  # of a large run they are read from its index: no list of them
+    rewards, examples = measured.rewards, measured.examples
+
+    def known() -> Iterator[tuple[int, float]]:
+        return ((place, reward) for place, reward in enumerate(rewards) if not math.isnan(reward))
+
+    best = max(known(), key=itemgetter(1), default=None)
+    worst = min(known(), key=itemgetter(1), default=None)
+    if best is None or worst is None:
         places = [("a rollout", place) for place in range(min(1, len(rewards)))]
+    elif best[1] > worst[1]:
+        places = [("best", best[0]), ("worst", worst[0])]
     else:
-        best, worst = max(scored, key=rewards.__getitem__), min(scored, key=rewards.__getitem__)
-        places = [("best", best), ("worst", worst)]
-        if rewards[best] == rewards[worst]:
-            others = (place for place in scored if ids[place] != ids[best])
-            places = [("a rollout", place) for place in (best, *itertools.islice(others, 1))]
+        own, each = examples[best[0]], zip(rewards, examples, strict=True)
+        others = (place for place, (reward, key) in enumerate(each) if not math.isnan(reward) and key != own)
+        places = [("a rollout", place) for place in (best[0], *itertools.islice(others, 1))]
     samples = [(which, results.at(place)) for which, place in places]
     return [(_title(which, output), output) for which, output in samples]
 
