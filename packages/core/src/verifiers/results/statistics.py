@@ -140,7 +140,7 @@ class Solved(Sequence[float]):
     def __init__(self, rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None):
         self._rewards, self._measured, self._threshold = rewards, measured, threshold
         self._is_strict = True
-        self._is_strict = all(np.isin(part[~np.isnan(part)], (0.0, 1.0)).all() for part in parts(self))
+        self._is_strict = all(((part == 0) | (part == 1) | np.isnan(part)).all() for part in parts(self))
 
     def __len__(self) -> int:
         return len(self._rewards)
