@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,17 +105,24 @@ def start() -> Any:
     del selenium
     from selenium import webdriver
 
-    shell = str(SHELL) if SHELL.is_file() else None
-    binary = shell or shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
+    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("needs chromium and chromedriver on the path")
+    if SHELL.is_file() and _version(str(SHELL)) == _version(driver):  # a driver refuses the browser of another version
+        binary = str(SHELL)
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+
+
+def _version(program: str) -> str | None:
+    """The major version that a program prints."""
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d+", printed)
+    return found and found[0]
 
 
 def pages(folder: Path) -> Iterator[Page]:
