@@ -34,7 +34,7 @@ ENVIRONMENTS = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("
 MEMBERS = ["packages/core", "packages/sandboxes", "packages/trainer", *ENVIRONMENTS]
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
-"""A test that hangs shows where, and fails; pytest-xdist starts another process for the rest."""
+"""A test that hangs shows where, and fails; another process takes up the rest."""
 CHECKS = ("ruff check .", "ruff format --check .", "mypy", "lint-imports --no-logo")
 
 

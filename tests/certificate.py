@@ -42,7 +42,7 @@ def named_tests(promise: str, faults: Collection[int] = ROWS) -> list[str]:
 
 
 class Recorder:
-    """A pytest plugin: the outcome of every case, also of those that ran in pytest-xdist's workers."""
+    """A pytest plugin: the outcome of every case, also of those that ran in other processes."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}

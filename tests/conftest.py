@@ -1,16 +1,15 @@
-"""For all tests: a session that can be interrupted, and test ids that are the same in every process."""
+"""For all tests: a session that can be interrupted, and the processes that run it."""
 
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from support.forks import pytest_cmdline_main as pytest_cmdline_main  # a hook
 from support.warm import Warm
-from support.whole_files import WholeFiles, rank
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looked for once, not five times
 
@@ -46,21 +45,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse ids with an address: two workers would collect different tests, and none would run. Sort for several."""
+    """Refuse ids with an address: pytest-xdist's processes would collect different tests, and none would run."""
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")
     if "hypothesis" in sys.modules:  # its table of Unicode takes a second once: longer than a first draw may
         from hypothesis import strategies
 
         strategies.text().validate()
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: rank(item.nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles | None:
-    """Whole files, unless another ``--dist`` is asked for."""
-    return WholeFiles(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,197 @@
+"""Run the tests in forks of the process that collected them, which is what ``-n`` does on Linux.
+
+Collecting imports torch, transformers and every test file: eight to fourteen CPU seconds, which each process of
+pytest-xdist would spend. A file stays with one process, so that what it shares (a server, a browser, a process to fork
+from) is made once; the longest are begun first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ONE_BROWSER = "tests/view"
+FORKED = "child_context"
+"""Files with this word fork trainings from a process that has imported torch, which takes six CPU seconds."""
+
+LONGEST_FIRST = (
+    FORKED,
+    ONE_BROWSER,
+    "tests/docs/test_blocks.py",
+    "tests/faults/test_journal_faults.py",
+    "tests/faults/test_resume.py",
+    "tests/typing/test_type_checkers.py",
+    "tests/cli/test_vf_install.py",
+)
+"""Units of ten seconds and more. An omission costs a longer end, nothing else."""
+
+
+@functools.cache
+def unit_of(file: str) -> str:
+    """The file, or what it shares with others."""
+    if file.startswith(f"{ONE_BROWSER}/"):
+        return ONE_BROWSER
+    return FORKED if FORKED in (ROOT / file).read_text(encoding="utf-8") else file
+
+
+def rank(test: str) -> int:
+    """The place of a test's unit; equal ones stay in the order of their folders."""
+    unit = unit_of(test.partition("::")[0])
+    return LONGEST_FIRST.index(unit) if unit in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Make the processes of ``-n`` forks of this one, where a fork is safe; elsewhere they are pytest-xdist's."""
+    option = config.option
+    if option.dist != "no" or option.usepdb or not option.numprocesses:
+        return
+    if sys.platform != "linux":
+        option.dist = "loadfile"
+        return
+    if option.numprocesses in ("auto", "logical"):
+        option.numprocesses = config.hook.pytest_xdist_auto_num_workers(config=config)
+    config.pluginmanager.register(Forks(option.numprocesses))
+    option.numprocesses = 0
+
+
+class Forks:
+    """A pytest plugin: shares out units of tests between so many processes, and reports what they report."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run all tests. A process that dies loses the test it died of, which fails; another takes up the rest."""
+        if session.testsfailed or session.config.option.collectonly:
+            return None  # pytest's own loop says so
+        session.items.sort(key=lambda item: rank(item.nodeid))
+        units: dict[str, list[int]] = {}
+        for number, item in enumerate(session.items):
+            units.setdefault(unit_of(item.nodeid.partition("::")[0]), []).append(number)
+        session.config._tmp_path_factory.getbasetemp()  # one for all of them
+        waiting = deque(units.values())
+        running: dict[Connection, Fork] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._number:
+                    fork = Fork(session, waiting)
+                    running[fork.line] = fork
+                for line in wait(list(running)):
+                    if not running[cast(Connection, line)].read():
+                        del running[cast(Connection, line)]
+                if session.shouldfail:
+                    raise session.Failed(session.shouldfail)
+                if session.shouldstop:
+                    raise session.Interrupted(session.shouldstop)
+        finally:
+            for fork in running.values():
+                fork.process.kill()
+        return True
+
+
+class Fork:
+    """A process that runs units of tests; everything but `run` happens in the one that started it."""
+
+    def __init__(self, session: pytest.Session, waiting: deque[list[int]]) -> None:
+        self._session, self._waiting = session, waiting
+        self._left: list[int] = []
+        """Tests that were handed out and are not reported yet, in their order."""
+        context = multiprocessing.get_context("fork")
+        self.line, self._theirs = context.Pipe()
+        self.process = context.Process(target=self.run)
+        self.process.start()
+        self._theirs.close()
+
+    def read(self) -> bool:
+        """Take one message; *returns* False when it was the last."""
+        try:
+            match self.line.recv():
+                case None:
+                    unit = self._waiting.popleft() if self._waiting else []
+                    self._left += unit
+                    self.line.send(unit)
+                case reports, warned:
+                    self._left.pop(0)
+                    self._report(reports, warned)
+            return True
+        except (EOFError, ConnectionError):
+            self.line.close()
+            self.process.join()
+        if self._left:
+            died_of, *rest = self._left
+            if rest:
+                self._waiting.appendleft(rest)
+            item = self._session.items[died_of]
+            what = f"the process that ran it ended with exit code {self.process.exitcode}"
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "call")
+            self._session.config.hook.pytest_runtest_logreport(report=report)
+        return False
+
+    def _report(self, reports: list[dict[str, Any]], warned: list[tuple[str, str, str, int, str, str]]) -> None:
+        config = self._session.config
+        for data in reports:
+            report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            config.hook.pytest_runtest_logreport(report=report)
+        for text, category, file, at, when, nodeid in warned:
+            message = warnings.WarningMessage(text, type(category, (Warning,), {}), file, at)
+            config.hook.pytest_warning_recorded.call_historic(
+                kwargs={"warning_message": message, "when": when, "nodeid": nodeid, "location": None}
+            )
+
+    def run(self) -> None:
+        """Run what is handed out, in the new process."""
+        self.line.close()
+        config, items = self._session.config, self._session.items
+        capture = config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:  # a file that all processes would write
+            capture.stop_global_capturing()
+            capture.start_global_capturing()
+        config.pluginmanager.unregister(name="terminalreporter")
+        record = Record(config)
+        config.pluginmanager.register(record)
+        record.warned.clear()  # those of the collection, which are known
+        with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError):  # the one that started it ends too
+            for number, following in itertools.pairwise(itertools.chain(self._handed_out(), [None])):
+                after = None if following is None else items[following]  # whether what tests share is still needed
+                config.hook.pytest_runtest_protocol(item=items[number], nextitem=after)
+                self._theirs.send((record.reports, record.warned))
+                record.reports.clear()
+                record.warned.clear()
+
+    def _handed_out(self) -> Iterator[int]:
+        self._theirs.send(None)
+        while unit := self._theirs.recv():
+            yield from unit
+            self._theirs.send(None)
+
+
+class Record:
+    """A pytest plugin: what one test has to tell."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.reports: list[dict[str, Any]] = []
+        self.warned: list[tuple[str, str, str, int, str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a report."""
+        self.reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
+        """Keep what of a warning is shown."""
+        told = warning_message
+        self.warned.append((str(told.message), told.category.__name__, told.filename, told.lineno, when, nodeid))
