@@ -674,9 +674,9 @@ def losses_in(folder: Path) -> list[tuple[int, str]]:
 
 
 def saved_in(folder: Path) -> dict[str, str]:
-    """sha256 of what the last checkpoint holds."""
+    """Size and checksum of what the last checkpoint holds."""
     files = json.loads(read_file(folder / f"checkpoint-{STEPS}" / "MANIFEST.json"))["files"]
-    return {name: files[name]["sha256"] for name in SAVED}
+    return {name: str(files[name]) for name in SAVED}
 
 
 def check_training(folder: Path, losses: list[tuple[int, str]], saved: Mapping[str, str], max_lag: int) -> int:

@@ -174,6 +174,6 @@ def losses_of(folder: Path) -> list[tuple[int, str]]:
 
 
 def files_hash(folder: Path, *names: str) -> dict[str, str]:
-    """sha256 of files of a checkpoint, as its manifest gives them."""
+    """Size and checksum of files of a checkpoint, as its manifest gives them."""
     files = json.loads((folder / "MANIFEST.json").read_text())["files"]
-    return {name: files[name]["sha256"] for name in names}
+    return {name: str(files[name]) for name in names}

@@ -1,5 +1,6 @@
 """A checkpoint is whole or absent: damage is found, planted files are not opened, the last good one is never lost."""
 
+import hashlib
 import importlib
 import json
 import logging
@@ -88,6 +89,26 @@ def test_a_manifest_that_cannot_be_one_is_refused(folder, content):
     with pytest.raises(CheckpointError):
         checkpoint_files.verify(folder / "checkpoint-4")
     assert checkpoint_files.newest_valid(folder) == folder / "checkpoint-2"
+
+
+def test_a_checkpoint_of_earlier_versions_verifies_by_its_own_checksums(folder):
+    made = folder / "checkpoint-4"
+    files = {file.name: file.read_bytes() for file in made.iterdir() if file.name != "MANIFEST.json"}
+    listed = {name: {"size": len(b), "sha256": hashlib.sha256(b).hexdigest()} for name, b in files.items()}
+    checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 2, "files": listed})
+    checkpoint_files.verify(made)
+    flip_a_byte(made / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing or damaged"):
+        checkpoint_files.verify(made)
+
+
+def test_a_file_without_a_known_checksum_does_not_verify(folder):
+    manifest = folder / "checkpoint-4" / "MANIFEST.json"
+    listed = json.loads(manifest.read_text())
+    listed["files"]["model.safetensors"] = {"size": listed["files"]["model.safetensors"]["size"]}
+    checkpoint_files.write_json(manifest, listed)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing or damaged"):
+        checkpoint_files.verify(folder / "checkpoint-4")
 
 
 def test_training_resumes_from_the_last_whole_checkpoint(folder, caplog):

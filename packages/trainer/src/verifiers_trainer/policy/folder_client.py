@@ -49,6 +49,11 @@ def model_folder(folder: str) -> Path:
     return path
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:  # in pieces: a file of weights may be larger than the memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _is_model(path: Path) -> bool:
     return (path / CONFIG).is_file() or (path / ADAPTER).is_file()
 
@@ -67,8 +72,7 @@ class FolderClient(InProcessClient):
     def identity(self) -> dict[str, Any]:
         """Identity of the weights: the hash of every file that decides what is sampled."""
         files = sorted(file for kind in ("*.safetensors", "*.json", "*.jinja") for file in self.folder.glob(kind))
-        hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if _matters(file)}
-        return {"class": type_name(type(self)), "files": hashes}
+        return {"class": type_name(type(self)), "files": {file.name: _sha256(file) for file in files if _matters(file)}}
 
     def __repr__(self) -> str:
         return f"FolderClient({str(self.folder)!r}, {'running' if self.is_running else 'not started'})"
