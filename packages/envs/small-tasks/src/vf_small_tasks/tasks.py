@@ -113,12 +113,12 @@ def _people() -> list[Pair]:
         "The {job} {name} turned {age} today.",
         "{name} became a {job} and is now {age} years old.",
     )
+    people = [{"name": name, "age": age, "job": job} for name in FIRST_NAMES for age in range(5, 81) for job in JOBS]
+    answers = [json.dumps(person) for person in people]
     return [
-        (sentence.format(name=name, age=age, job=job), json.dumps({"name": name, "age": age, "job": job}))
+        (sentence.format_map(person), answer)
         for sentence in sentences
-        for name in FIRST_NAMES
-        for age in range(5, 81)
-        for job in JOBS
+        for person, answer in zip(people, answers, strict=True)
     ]
 
 
