@@ -79,7 +79,8 @@ def test_a_file_stays_with_one_process_which_keeps_what_it_shares_to_the_end(tmp
     assert len({process for lines in logged.values() for process, *_ in lines}) == 2
     folders = [folder for lines in logged.values() for _, _, *of_test in lines for folder in of_test]
     assert len(set(folders)) == 24
-    assert len({Path(folder).parent for folder in folders}) == 1
+    assert len({Path(folder).parent for folder in folders}) == 2
+    assert len({Path(folder).parents[1] for folder in folders}) == 1
 
 
 def test_a_process_that_dies_loses_the_test_it_died_of(tmp_path):

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import os
 import sys
 import warnings
 from collections import deque
@@ -82,7 +83,7 @@ class Forks:
         units: dict[str, list[int]] = {}
         for number, item in enumerate(session.items):
             units.setdefault(unit_of(item.nodeid.partition("::")[0]), []).append(number)
-        session.config._tmp_path_factory.getbasetemp()  # one for all of them
+        session.config._tmp_path_factory.getbasetemp()  # those of all processes are in it
         waiting = deque(units.values())
         running: dict[Connection, Fork] = {}
         try:
@@ -156,6 +157,8 @@ class Fork:
         """Run what is handed out, in the new process."""
         self.line.close()
         config, items = self._session.config, self._session.items
+        folders = config._tmp_path_factory
+        folders._basetemp = folders.mktemp(f"fork-{os.getpid()}", numbered=False)
         capture = config.pluginmanager.getplugin("capturemanager")
         if capture is not None:  # a file that all processes would write
             capture.stop_global_capturing()
