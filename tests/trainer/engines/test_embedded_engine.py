@@ -107,14 +107,27 @@ async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights
     assert [span["version"] for span in after["choices"][0]["weight_versions"]] == [1]
 
 
+def steps_of(model):
+    """A list that gets the time of each forward pass of the model, in the engine too."""
+    steps = []
+    model.model.register_forward_pre_hook(lambda module, args: steps.append(time.monotonic()))
+    return steps
+
+
+async def begun(steps):
+    """Wait until the engine is in the middle of a reply, which takes a while on a busy machine."""
+    while len(steps) < 20:
+        await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_switch_points(mode):
     """Weights of zero give exactly uniform log-probs, so the log-probs themselves show where the switch was."""
     model = small_model()
-    vocabulary = model.config.vocab_size
+    vocabulary, steps = model.config.vocab_size, steps_of(model)
     with serving(model, mode=mode, max_seq_len=1024) as engine:
         running = asyncio.create_task(complete(engine, ask(max_tokens=400, ignore_eos=True)))
-        await asyncio.sleep(0.15)
+        await begun(steps)
         with engine.pause():
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -134,12 +147,11 @@ async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_swit
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_no_token_is_computed_inside_a_pause(mode):
-    steps = []
     model = small_model()
-    model.model.register_forward_pre_hook(lambda module, args: steps.append(time.monotonic()))
+    steps = steps_of(model)
     with serving(model, mode=mode, max_seq_len=1024) as engine:
         running = asyncio.create_task(complete(engine, ask(max_tokens=300, ignore_eos=True)))
-        await asyncio.sleep(0.1)
+        await begun(steps)
         with engine.pause():
             held = len(steps)
             await asyncio.sleep(0.1)
