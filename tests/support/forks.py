@@ -57,8 +57,8 @@ def rank(test: str) -> int:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Make the processes of ``-n`` forks of this one, where a fork is safe; elsewhere they are pytest-xdist's."""
     option = config.option
-    if option.dist != "no" or option.usepdb or not option.numprocesses:
-        return
+    if not config.getoption("numprocesses", None) or option.dist != "no" or option.usepdb:
+        return  # without pytest-xdist there is no such option
     if sys.platform != "linux":
         option.dist = "loadfile"
         return
