@@ -108,26 +108,26 @@ async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights
 
 
 def steps_of(model):
-    """A list that gets the time of each forward pass of the model, in the engine too."""
-    steps = []
-    model.model.register_forward_pre_hook(lambda module, args: steps.append(time.monotonic()))
-    return steps
+    """The times of the forward passes of a model, in the engine too; and a wait for the middle of a reply."""
+    steps, is_far = [], threading.Event()
 
+    def step(module, args):
+        steps.append(time.monotonic())
+        if len(steps) == 20:
+            is_far.set()
 
-async def begun(steps):
-    """Wait until the engine is in the middle of a reply, which takes a while on a busy machine."""
-    while len(steps) < 20:
-        await asyncio.sleep(0.005)
+    model.model.register_forward_pre_hook(step)
+    return steps, lambda: asyncio.to_thread(is_far.wait, 30)
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_switch_points(mode):
     """Weights of zero give exactly uniform log-probs, so the log-probs themselves show where the switch was."""
     model = small_model()
-    vocabulary, steps = model.config.vocab_size, steps_of(model)
+    vocabulary, (_, begun) = model.config.vocab_size, steps_of(model)
     with serving(model, mode=mode, max_seq_len=1024) as engine:
         running = asyncio.create_task(complete(engine, ask(max_tokens=400, ignore_eos=True)))
-        await begun(steps)
+        await begun()
         with engine.pause():
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -148,10 +148,10 @@ async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_swit
 @pytest.mark.parametrize("mode", MODES)
 async def test_no_token_is_computed_inside_a_pause(mode):
     model = small_model()
-    steps = steps_of(model)
+    steps, begun = steps_of(model)
     with serving(model, mode=mode, max_seq_len=1024) as engine:
         running = asyncio.create_task(complete(engine, ask(max_tokens=300, ignore_eos=True)))
-        await begun(steps)
+        await begun()
         with engine.pause():
             held = len(steps)
             await asyncio.sleep(0.1)
