@@ -229,6 +229,7 @@ def test_settings_change_what_they_should():
     assert step("--trainer.args.recipe", "clipped_updates") > step()
     twice = capacity_plan([*WORDS, "--trainer.args.recipe", "clipped_updates"])
     assert twice.training.steps_per_batch == 8
+    assert twice.training.passes == 2
 
 
 def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypatch):

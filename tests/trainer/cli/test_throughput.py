@@ -87,6 +87,7 @@ def test_operations_of_a_trained_token():
     assert train_flops(SMALL, ALL, 10) == 6 * 348 + 3 * attention == 2568
     twice = Training(checkpointing=True, extra_forwards=1)
     assert train_flops(SMALL, twice, 10) == 2568 + 2 * (2 * 348 + attention)
+    assert train_flops(SMALL, replace(twice, passes=3), 10) == 3 * (2568 + 2 * 348 + attention) + 2 * 348 + attention
     assert train_flops(SMALL, Training(rank=1), 10) == 4 * 348 + 2 * SMALL.adapter_parameters(1) + 480
 
 
@@ -98,6 +99,7 @@ def test_training_and_the_exchange_are_divided_by_hand():
     assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(14 * 2568 / 5e5 + update / 2)
     assert exchange_s(SMALL, ALL, one) == 0
     assert exchange_s(SMALL, ALL, two) == near(4 * 348 / 1e4)
+    assert train_s(SMALL, DEVICE, WORK, Training(passes=2), one) == near(2 * 28 * 2568 / 5e5 + update)
     launches = replace(DEVICE, row_overhead_s=3.0)
     assert train_s(SMALL, launches, WORK, Training(row_tokens=10), one) == near(3 * 3.0 + update)  # 28 tokens
 
@@ -391,6 +393,8 @@ def test_measured_speeds_replace_the_formulas():
     time = step_time(planned(replace(WORK, surplus=2.0), replace(SERVER, samplers=4), measured))
     assert (time.generate_s, time.train_s) == (near(4 * 2 * 4 / 8), near(2.0))
     assert time.step_s == near(4.0 + 0.25 + 0.5)
+    twice = replace(planned(measured=measured), training=Training(passes=2))
+    assert step_time(twice).train_s == near(2 * 2.0)
     assert time.bottleneck == "generation"
 
 

@@ -157,6 +157,7 @@ def capacity_plan(
         checkpointing=bool(values.get("gradient_checkpointing")),
         extra_forwards=bool(values["beta"]) + (values["anchor"] == "recomputed" or steps_per_batch > 1),
         row_tokens=values["micro_batch_tokens"] or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
+        passes=values["num_iterations"],
         steps_per_batch=steps_per_batch,
     )
     embedded_bytes = EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU

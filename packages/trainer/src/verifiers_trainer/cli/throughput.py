@@ -153,7 +153,7 @@ class Workload:
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens that training computes for a batch: a group's prompt once, where it is shared."""
+        """Tokens that one pass computes for a batch: a group's prompt once, where it is shared."""
         copies = self.group_size if self.shares_prompts else 1
         return self.batch_size * self.trained * (self.completion_tokens + self.prompt_tokens / copies)
 
@@ -194,6 +194,8 @@ class Training:
     """Forward passes beside that of the gradient: old log-probabilities, a reference."""
     row_tokens: int = 1024
     """Tokens of a packed row."""
+    passes: int = 1
+    """Times that each rollout is trained on; the extra forward passes are computed once."""
     steps_per_batch: int = 1
 
 
@@ -257,9 +259,9 @@ def trained_parameters(model: Architecture, training: Training) -> int:
 def train_flops(model: Architecture, training: Training, context: float) -> float:
     """Operations of one token in rollouts of ``context`` tokens: forward, backward, and the extra forward passes."""
     attention = 2 * model.layers * model.attention_width * context
-    forwards = training.extra_forwards + training.checkpointing
+    forwards = training.extra_forwards + training.passes * training.checkpointing
     both = 4 * model.parameters + 2 * trained_parameters(model, training) + 3 * attention
-    return both + forwards * (2 * model.parameters + attention)
+    return training.passes * both + forwards * (2 * model.parameters + attention)
 
 
 def exchange_s(model: Architecture, training: Training, placement: Placement) -> float:
@@ -274,7 +276,7 @@ def train_s(
 ) -> float:
     """Seconds in which one trainer computes its share of a batch and updates the weights, without the exchange."""
     tokens = work.trained_tokens / placement.trainers
-    rows = math.ceil(tokens / training.row_tokens)
+    rows = training.passes * math.ceil(tokens / training.row_tokens)
     context = work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)  # 2: not causal
     compute = tokens * train_flops(model, training, context) / (device.flops * device.utilisation)
     divided = placement.trainers if placement.shards else 1
@@ -402,7 +404,8 @@ def _train_s(run: PlannedRun) -> float:
     work, training, placement = run.work, run.training, run.placement
     exchange = training.steps_per_batch * exchange_s(run.model, training, placement)
     if run.measured.train_tokens_per_s:
-        return work.trained_tokens / placement.trainers / run.measured.train_tokens_per_s + exchange
+        tokens = training.passes * work.trained_tokens / placement.trainers
+        return tokens / run.measured.train_tokens_per_s + exchange
     return train_s(run.model, run.device, work, training, placement) + exchange
 
 
