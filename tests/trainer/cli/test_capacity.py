@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from support.training import digits, run, small_trainer, toy_env
+from support.training import digits, metrics_of, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, plan_text, read_run
@@ -40,6 +40,7 @@ def test_an_earlier_run_by_hand(earlier):
         "completion_tokens": 5.0,
         "surplus": 2.0,
         "trained": 1.0,
+        "computed_tokens": 15.0,  # 60 tokens of four rollouts
         "train_tokens_per_s": 30.0,
         "sampled_tokens_per_s": 10.0,  # 80 tokens in 8 s of waiting
         "sampled_batch": 4.0,
@@ -47,6 +48,7 @@ def test_an_earlier_run_by_hand(earlier):
         "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
     }
     assert read_run(earlier, samplers=2)["sampled_tokens_per_s"] == pytest.approx(80 / 15 / 2)
+    assert read_run(earlier, trainers=2)["computed_tokens"] == 30.0  # as many again by the other
 
 
 def write(folder, rows):
@@ -86,6 +88,7 @@ def test_a_batch_of_several_steps_is_one_batch(tmp_path):
     numbers = read_run(tmp_path)
     assert (numbers["surplus"], numbers["trained"], numbers["sampled_batch"]) == (2, 1, 8)
     assert (numbers["sync_s"], numbers["sampled_tokens_per_s"]) == (4 * 0.5, 80 / 4)
+    assert numbers["computed_tokens"] == 2 * 60 / 8  # of the first pass
     assert numbers["length_spread"] == pytest.approx((20 / 5 - 1) / longest_excess(16))
 
 
@@ -118,6 +121,9 @@ def test_surplus_and_share_are_those_of_the_rollouts_that_a_run_saved(tmp_path, 
     numbers = read_run(tmp_path)
     assert numbers["surplus"] == pytest.approx(len(rollouts) / num_batches / 16)
     assert numbers["trained"] == pytest.approx(sum(row["trained"] for row in rollouts) / num_batches / 16)
+    trained_s = sum(row["time/train"] for row in metrics_of(tmp_path) if row["step"] > steps and "time/train" in row)
+    tokens = 16 * numbers["trained"] * numbers["computed_tokens"] * settings.get("num_iterations", 1)
+    assert tokens / numbers["train_tokens_per_s"] == pytest.approx(trained_s / num_batches)
 
 
 def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):

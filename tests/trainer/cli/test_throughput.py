@@ -97,6 +97,7 @@ def test_training_and_the_exchange_are_divided_by_hand():
     assert train_s(SMALL, DEVICE, WORK, ALL, one) == near(28 * 2568 / 5e5 + update)  # a group's prompt once
     assert train_s(SMALL, DEVICE, WORK, ALL, two) == near(14 * 2568 / 5e5 + update)
     assert train_s(SMALL, DEVICE, WORK, ALL, replace(two, shards=True)) == near(14 * 2568 / 5e5 + update / 2)
+    assert train_s(SMALL, DEVICE, replace(WORK, computed_tokens=21), ALL, one) == near(84 * 2568 / 5e5 + update)
     assert exchange_s(SMALL, ALL, one) == 0
     assert exchange_s(SMALL, ALL, two) == near(4 * 348 / 1e4)
     assert train_s(SMALL, DEVICE, WORK, Training(passes=2), one) == near(2 * 28 * 2568 / 5e5 + update)

@@ -55,6 +55,7 @@ MEANINGS = {
     "env_s": "seconds in which a rollout waits for its environment",
     "surplus": "rollouts generated for each of batch_size, dropped ones included",
     "trained": "share of batch_size that is trained",
+    "computed_tokens": "tokens computed for a trained rollout, with its share of prompts",
     "flops": "operations per second of a device",
     "bytes_per_s": "bandwidth of its memory",
     "memory": "bytes of its memory",
@@ -147,6 +148,7 @@ def capacity_plan(
         surplus=number["surplus"],
         trained=number["trained"],
         shares_prompts=values["packing"] and values["share_prompts"],
+        computed_tokens=number.get("computed_tokens"),
         length_spread=number["length_spread"],
         most_tokens=_most_tokens(values, number["completion_tokens"]),
     )
@@ -322,18 +324,22 @@ def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, fl
     def total(name: str) -> float:
         return sum(row.get(name) or 0.0 for row in steps)
 
+    def computed(rows: Sequence[Mapping[str, float]]) -> float:  # by one trainer
+        return sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in rows)
+
     step, train = total("time/step") - total("time/checkpoint") - total("time/eval"), total("time/train")
     wait, sync = total("time/wait_generation"), total("time/sync")
     sampled_s = step - sync if samplers else wait
     listed, generated = sum(batch.listed for batch in batches), sum(batch.generated for batch in batches)
-    size = sum(batch.size for batch in batches)
+    size, trained = sum(batch.size for batch in batches), sum(batch.total("rollouts/trained") for batch in batches)
     completion = sum(batch.total("tokens/completion") for batch in batches) / listed
     numbers = {
         "prompt_tokens": sum(batch.total("tokens/prompt") for batch in batches) / listed,
         "completion_tokens": completion,
         "surplus": generated / size,
-        "trained": sum(batch.total("rollouts/trained") for batch in batches) / size,
-        "train_tokens_per_s": sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in steps) / train,
+        "trained": trained / size,
+        "computed_tokens": trainers * sum(computed(batch.first_pass) for batch in batches) / trained,
+        "train_tokens_per_s": computed(steps) / train,
         "sync_s": sync / count,
         "other_s": max(0.0, step - wait - train - sync) / count,
     }

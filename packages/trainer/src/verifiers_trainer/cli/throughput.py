@@ -136,6 +136,8 @@ class Workload:
     trained: float = 1.0
     """Share of ``batch_size`` that is trained: a batch may be short of groups, and rollouts are left out of it."""
     shares_prompts: bool = True
+    computed_tokens: float | None = None
+    """Tokens that one pass computes for a rollout. None: its own, and its share of a prompt where that is shared."""
     length_spread: float = 0.0
     """0: every rollout samples as many tokens; 1: each may end at every token with the same probability."""
     most_tokens: float = math.inf
@@ -153,9 +155,9 @@ class Workload:
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens that one pass computes for a batch: a group's prompt once, where it is shared."""
-        copies = self.group_size if self.shares_prompts else 1
-        return self.batch_size * self.trained * (self.completion_tokens + self.prompt_tokens / copies)
+        """Tokens that one pass computes for a batch."""
+        own = self.completion_tokens + self.prompt_tokens / (self.group_size if self.shares_prompts else 1)
+        return self.batch_size * self.trained * (self.computed_tokens or own)
 
 
 @dataclass(frozen=True, slots=True)
