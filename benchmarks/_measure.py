@@ -82,7 +82,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 class Report:
     """The figures of one script: each is printed with its target and its difference to the stored number.
 
-    Example: ``report.figure("1 turn, 64 in flight, over raw", 2.7, to_reach=3.0)``
+    Example: ``report.figure("1 turn, 64 in flight, over raw", 2.7, to_reach=2.0)``
     """
 
     def __init__(self, script: str, args: argparse.Namespace):

@@ -29,7 +29,6 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +109,7 @@ def generate_some(url: str, num_rows: int, place: Path) -> None:
     while process.poll() is None and not any(file.stat().st_size for file in place.rglob("results.jsonl")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    if process.wait() != INTERRUPTED:
+    if process.wait() not in (0, INTERRUPTED):  # a small run may end before it is interrupted
         raise SystemExit(f"vf-eval ended with {process.returncode} and not with {INTERRUPTED}")
 
 
@@ -154,9 +153,20 @@ def lose(file: Path, num_lines: int) -> None:
         lines.truncate(end - sum(map(len, tail.splitlines(keepends=True)[-num_lines:])))
 
 
-def view(folder: Path) -> tuple[float, float, float, float]:
-    """Seconds until ``vf-view`` prints its address, until the list of runs, and until the first rollouts are there; and
-    its CPU seconds for the last two."""
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """What a page took, one part after the other."""
+
+    address_s: float
+    """From the start of ``vf-view`` until it prints its address."""
+    list_s: float
+    rollouts_s: float
+    cpu_s: float
+    """CPU seconds of the server for list and rollouts."""
+
+
+def view(folder: Path) -> Viewed:
+    """Start ``vf-view``, and request what the page does for its list of runs and its first rollouts."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", VIEW, str(folder), "--no-browser", "--json"],
@@ -181,7 +191,7 @@ def view(folder: Path) -> tuple[float, float, float, float]:
     finally:
         process.terminate()
         process.wait()
-    return opened - started, listed - opened, shown - listed, cpu_s
+    return Viewed(opened - started, listed - opened, shown - listed, cpu_s)
 
 
 def cpu_of(pid: int) -> float:
@@ -204,56 +214,60 @@ def get_json(url: str) -> dict:
     return content
 
 
+def make(url: str, num_rows: int, fills: bool, place: Path) -> Step | None:
+    """Make a finished run below ``place``; return what generating took, or None when most rollouts were appended."""
+    if not fills:
+        return evaluate(url, num_rows, "--output-dir", str(place))
+    generate_some(url, num_rows, place)
+    (results,) = place.rglob("results.jsonl")
+    command = [sys.executable, __file__, "--rows", str(num_rows), "--fill-file", str(results)]
+    subprocess.run(command, check=True)  # a process of its own, whose memory is in no figure
+    return None
+
+
 def measure(num_rows: int, fills: bool, place: Path, report: Report) -> None:
-    """Make ``num_rows`` rollouts below ``place``, and measure each step on them."""
-    steps: list[tuple[str, Step]] = []
+    """Make ``num_rows`` rollouts below ``place``, measure each step on them, and report the figures."""
+    steps: dict[str, Step] = {}
 
     def add(name: str, found: Step) -> Step:
-        steps.append((name, found))
+        steps[name] = found
         print(f"{name}: wall {found.wall_s:.2f} s, CPU {found.cpu_s:.2f} s, peak {found.peak_mb:.0f} MB", flush=True)
         return found
 
     with BareServer() as server:
-        where, generated = ("--output-dir", str(place)), None
-        if fills:
-            generate_some(server.url, num_rows, place)
-            file = next(place.rglob("results.jsonl"))
-            command = [sys.executable, __file__, "--rows", str(num_rows), "--fill-file", str(file)]
-            subprocess.run(command, check=True)  # a process of its own, whose memory is in no figure
-        else:
-            generated = add("generate", evaluate(server.url, num_rows, *where))
+        generated = make(server.url, num_rows, fills, place)
+        if generated is not None:
+            add("generate", generated)
         (results,) = place.rglob("results.jsonl")
         assert count_lines(results) == num_rows
-        resume = ("--resume", str(results.parent))
-        finished = add("resume, finished", evaluate(server.url, num_rows, *resume))
+        folder = str(results.parent)
+        finished = add("resume, finished", evaluate(server.url, num_rows, "--resume", folder))
         lose(results, NUM_LOST)
-        unfinished = add(f"resume, {NUM_LOST} lost", evaluate(server.url, num_rows, *resume))
+        unfinished = add(f"resume, {NUM_LOST} lost", evaluate(server.url, num_rows, "--resume", folder))
         assert count_lines(results) == num_rows
-    folder, words = results.parent, (str(results.parent), str(num_rows))
-    floor = add("decode every line", step(FLOOR, *words))
-    rewards = add("load, rewards", step(REWARDS, *words))
-    texts = add("load, completions", step(COMPLETIONS, *words))
-    exported = add("load, export Parquet", step(EXPORT, *words))
-    opened_s, listed_s, shown_s, view_cpu_s = view(place)
+    floor = add("decode every line", step(FLOOR, folder))
+    rewards = add("load, rewards", step(REWARDS, folder, str(num_rows)))
+    completions = add("load, completions", step(COMPLETIONS, folder, str(num_rows)))
+    exported = add("load, export Parquet", step(EXPORT, folder))
+    viewed = view(place)
     size_mb = results.stat().st_size / 1e6
-    title = f"{num_rows:,} rollouts, {size_mb:.0f} MB, in {folder.name}; {versions('verifiers', 'msgspec', 'pyarrow')}"
-    print_table(title, ["", "wall s", "CPU s", "peak MB"], [[name, *found.cells()] for name, found in steps])
+    title = f"{num_rows:,} rollouts, {size_mb:.0f} MB; {versions('verifiers', 'msgspec', 'pyarrow')}"
+    print_table(title, ["", "wall s", "CPU s", "peak MB"], [[name, *found.cells()] for name, found in steps.items()])
     print(
-        f"  vf-view: address {opened_s:.2f} s, then list of runs {listed_s:.2f} s, first rollouts {shown_s:.2f} s",
-        end="",
+        f"  vf-view: address {viewed.address_s:.2f} s, then list of runs {viewed.list_s:.2f} s, first rollouts "
+        f"{viewed.rollouts_s:.2f} s; CPU of both {viewed.cpu_s:.2f} s"
     )
-    print(f"; CPU of both {view_cpu_s:.2f} s")
-    rows = f"{num_rows:,} rollouts"
+    size = f"{num_rows:,} rollouts"
     if generated is not None:
-        report.figure(f"{rows}: peak memory of generating", generated.peak_mb, " MB")
-    report.figure(f"{rows}: resume, finished", finished.wall_s, " s", to_reach=RESUME_TARGET_S)
-    report.figure(f"{rows}: resume, {NUM_LOST} rollouts lost", unfinished.wall_s, " s", to_reach=RESUME_TARGET_S)
-    report.figure(f"{rows}: peak memory of resuming", finished.peak_mb, " MB")
-    report.figure(f"{rows}: first page of vf-view", listed_s + shown_s, " s", to_reach=PAGE_TARGET_S)
-    report.figure(f"{rows}: rewards of load_results, CPU over decoding", rewards.cpu_s / floor.cpu_s)
-    report.figure(f"{rows}: rewards of load_results, peak memory", rewards.peak_mb, " MB")
-    report.figure(f"{rows}: completions of load_results, peak memory", texts.peak_mb, " MB")
-    report.figure(f"{rows}: export to Parquet, peak memory", exported.peak_mb, " MB", to_reach=EXPORT_TARGET_MB)
+        report.figure(f"{size}: peak memory of generating", generated.peak_mb, " MB")
+    report.figure(f"{size}: resume, finished", finished.wall_s, " s", to_reach=RESUME_TARGET_S)
+    report.figure(f"{size}: resume, {NUM_LOST} rollouts lost", unfinished.wall_s, " s", to_reach=RESUME_TARGET_S)
+    report.figure(f"{size}: peak memory of resuming", finished.peak_mb, " MB")
+    report.figure(f"{size}: first page of vf-view", viewed.list_s + viewed.rollouts_s, " s", to_reach=PAGE_TARGET_S)
+    report.figure(f"{size}: rewards of load_results, CPU over decoding", rewards.cpu_s / floor.cpu_s)
+    report.figure(f"{size}: rewards of load_results, peak memory", rewards.peak_mb, " MB")
+    report.figure(f"{size}: completions of load_results, peak memory", completions.peak_mb, " MB")
+    report.figure(f"{size}: export to Parquet, peak memory", exported.peak_mb, " MB", to_reach=EXPORT_TARGET_MB)
 
 
 def count_lines(file: Path) -> int:
@@ -261,7 +275,7 @@ def count_lines(file: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=None, help="number of rollouts, a multiple of four [100,000]")
     parser.add_argument("--fill", action="store_true", help="generate a few of the rollouts, and append the others")

@@ -26,7 +26,7 @@ CASES = {
     "1 turn with 256 log-probs, 64 in flight": Load(2_000, 64, with_tokens=True),
     "5 turns with 256 log-probs, 64 in flight": Load(500, 64, num_turns=5, with_tokens=True),
 }
-OVER_FLOOR, OVER_SDK = 3.0, 1.0
+OVER_FLOOR, OVER_SDK = 2.0, 1.0
 
 
 def share(name: str, load: Load) -> Load:

@@ -68,6 +68,7 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 PLAIN = "plain"
+OVER_PLAIN = 1.25
 SEARCH = {
     "ours": ("clipped_updates@1.5e-4", "best_of_group", "best_of_group@2e-4"),
     "TRL": ("trl", "trl_4_updates@1.5e-4", "trl_4_updates_2_passes@1.5e-4"),
@@ -179,6 +180,12 @@ def main() -> None:
             for name in others[:1] if args.search else others:
                 over = wrong[name] / max(1e-9, wrong[first])
                 report.figure(f"{task}, wrong answers after {name} over {first}", over)
+            if first == PLAIN:
+                cpu_s = {name: statistics.mean(r["cpu_s"] for r in results) for name, results in found.items()}
+                for name in others:
+                    report.figure(
+                        f"P22: {task}, CPU time of {name} over {first}", cpu_s[name] / cpu_s[first], to_reach=OVER_PLAIN
+                    )
     report.close()
 
 

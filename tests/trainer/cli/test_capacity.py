@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from support.training import digits, metrics_of, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.capacity import SMOLLM2_SIZES, architecture, capacity_plan, plan_text, read_run
@@ -19,8 +20,9 @@ WORDS = "--model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64
 STEP = {
     "rollouts/generated": 8, "rollouts/trained": 4, "tokens/prompt": 80, "tokens/completion": 40, "time/train": 2.0,
     "time/wait_generation": 4.0, "time/step": 8.0, "time/sync": 0.5, "throughput/train_tokens_per_s": 30.0,
-    "throughput/generated_tokens_per_s": 5.0,
+    "throughput/generated_tokens_per_s": 5.0, "groups/live": 1, "groups/dead": 1, "groups/backfilled": 1,
 }  # fmt: skip
+"""Of two groups of four, one is dropped and one trained."""
 
 
 @pytest.fixture
@@ -37,6 +39,8 @@ def test_an_earlier_run_by_hand(earlier):
         "prompt_tokens": 10.0,
         "completion_tokens": 5.0,
         "surplus": 2.0,
+        "trained": 1.0,
+        "computed_tokens": 15.0,  # 60 tokens of four rollouts
         "train_tokens_per_s": 30.0,
         "sampled_tokens_per_s": 10.0,  # 80 tokens in 8 s of waiting
         "sampled_batch": 4.0,
@@ -44,6 +48,82 @@ def test_an_earlier_run_by_hand(earlier):
         "other_s": 1.5,  # of 8 s: 4 waiting, 2 training, 0.5 of weights
     }
     assert read_run(earlier, samplers=2)["sampled_tokens_per_s"] == pytest.approx(80 / 15 / 2)
+    assert read_run(earlier, trainers=2)["computed_tokens"] == 30.0  # as many again by the other
+
+
+def write(folder, rows):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_what_was_generated_and_not_trained_is_counted_once(tmp_path):
+    """By hand, a batch_size of 16: a batch of two of its four groups, one of them with an error; before it a group
+    became too old, and eight rollouts without any signal are in no step."""
+    warm = {**STEP, "rollouts/generated": 160}
+    dead = {"step": 1, "dead/batches": 1, "dead/rollouts": 4}
+    short = {"batch/short": 1, "batch/fill": 0.5, "groups/live": 2, "groups/dead": 3, "groups/backfilled": 3}
+    short |= {"rollouts/generated": 20, "rollouts/trained": 7, "groups/dropped_stale": 1, "staleness/max": 1}
+    write(tmp_path, [warm, dead, dead | {"dead/batches": 2, "dead/rollouts": 8}, STEP | short])
+    numbers = read_run(tmp_path)
+    assert numbers["surplus"] == (20 + 4 + 8) / 16
+    assert numbers["trained"] == 7 / 16
+    assert (numbers["sampled_batch"], numbers["sampled_off_policy"]) == (16, 1)
+    assert numbers["completion_tokens"] == 40 / 20
+    assert numbers["sampled_tokens_per_s"] == 32 * 2 / 4
+    write(tmp_path, [warm, STEP | short])  # negative control: of a batch before, others are not this one's
+    assert read_run(tmp_path)["surplus"] == (20 + 4) / 16
+
+
+def test_a_batch_of_several_steps_is_one_batch(tmp_path):
+    """Of two batches of two parts that are passed over twice, the second, whose later steps have other numbers."""
+
+    def steps(generated: int) -> list[dict[str, float]]:
+        return [
+            STEP
+            | {"batch/step": number, "batch/pass": (number + 1) // 2, "rollouts/generated": generated}
+            | {"tokens/longest": 10 * number, "time/wait_generation": 4.0 * (number == 1)}
+            for number in (1, 2, 3, 4)
+        ]
+
+    write(tmp_path, [*steps(80), *steps(8)])
+    numbers = read_run(tmp_path)
+    assert (numbers["surplus"], numbers["trained"], numbers["sampled_batch"]) == (2, 1, 8)
+    assert (numbers["sync_s"], numbers["sampled_tokens_per_s"]) == (4 * 0.5, 80 / 4)
+    assert numbers["computed_tokens"] == 2 * 60 / 8  # of the first pass
+    assert numbers["length_spread"] == pytest.approx((20 / 5 - 1) / longest_excess(16))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"oversample": 1.0},
+        {"max_off_policy_steps": 0},
+        {"updates_per_batch": 2, "num_iterations": 2, "max_steps": 12},
+        {"zero_variance": "keep"},
+    ],
+    ids=str,
+)
+def test_surplus_and_share_are_those_of_the_rollouts_that_a_run_saved(tmp_path, settings):
+    """Oracle: the files of rollouts. Many questions give every answer the same reward."""
+
+    def sometimes(completion, prompt, **_):
+        return 0.5 if prompt[-1]["content"] < "t" else digits(completion)
+
+    env = toy_env(sometimes)
+    settings = {"max_steps": 8, "max_tokens": 8, "log_completions": True, "batch_size": 16} | settings
+    run(small_trainer(tmp_path, env, **settings))
+    steps = settings.get("updates_per_batch", 1) * settings.get("num_iterations", 1)
+    first_pass = [1 + step for step in range(steps, settings["max_steps"]) if step % 4 < 2 or steps == 1]
+    files = [tmp_path / "completions" / f"step-{step}.jsonl" for step in first_pass]
+    files += [file for file in (tmp_path / "completions").glob("dropped-*") if int(file.stem.split("-")[1]) > steps]
+    rollouts = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    num_batches = settings["max_steps"] // steps - 1
+    numbers = read_run(tmp_path)
+    assert numbers["surplus"] == pytest.approx(len(rollouts) / num_batches / 16)
+    assert numbers["trained"] == pytest.approx(sum(row["trained"] for row in rollouts) / num_batches / 16)
+    trained_s = sum(row["time/train"] for row in metrics_of(tmp_path) if row["step"] > steps and "time/train" in row)
+    tokens = 16 * numbers["trained"] * numbers["computed_tokens"] * settings.get("num_iterations", 1)
+    assert tokens / numbers["train_tokens_per_s"] == pytest.approx(trained_s / num_batches)
 
 
 def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
@@ -57,7 +137,11 @@ def test_the_spread_of_lengths_is_that_of_the_earlier_run(earlier):
     plan = capacity_plan(alone, run=str(earlier))
     assert plan.inputs["length_spread"].origin == "measured"
     assert "length_spread" in plan_text(plan)
-    assert "length_spread" not in plan_text(capacity_plan(WORDS, run=str(earlier)))  # nobody waits for the longest
+    ahead = [*alone, "--trainer.args.max_off_policy_steps", "1"]
+    equal = ["length_spread=0"]
+    assert capacity_plan(ahead).time.step_s > capacity_plan(ahead, overrides=equal).time.step_s
+    dropping = [*ahead, "--trainer.args.stale_policy", "drop", "--trainer.args.rollouts_per_example", "2"]
+    assert capacity_plan(dropping).time.step_s < capacity_plan(ahead).time.step_s  # nobody waits for the longest
 
 
 @pytest.mark.parametrize(("batch_size", "longest"), [(32, 414), (128, 554), (512, 695)])
@@ -134,7 +218,7 @@ def test_the_sizes_of_a_folder_are_read_from_its_config(tmp_path):
         ({"overrides": ["env_s=soon"]}, "'soon' is not a number"),
         ({"overrides": ["surplus=0"]}, "surplus must be at least"),
         ({"overrides": ["trainers=3"]}, "not divisible by the 3 trainers"),
-        ({"run": "/nowhere"}, "/nowhere/metrics.jsonl has no two optimizer steps"),
+        ({"run": "/nowhere"}, "/nowhere/metrics.jsonl has no two batches"),
     ],
 )
 def test_what_is_refused(options, message):
@@ -151,6 +235,7 @@ def test_settings_change_what_they_should():
     assert step("--trainer.args.recipe", "clipped_updates") > step()
     twice = capacity_plan([*WORDS, "--trainer.args.recipe", "clipped_updates"])
     assert twice.training.steps_per_batch == 8
+    assert twice.training.passes == 2
 
 
 def test_the_command_prints_a_table_and_names_the_bottleneck(tmp_path, monkeypatch):

@@ -206,7 +206,7 @@ def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
     with pipeline(policy, max_off_policy_steps=0, oversample=1.5) as source:
         batch = source.next_batch()
         assert indices(batch) == [0]
-        assert batch.stats["batch/short"] == 1
+        assert (batch.stats["batch/short"], batch.stats["batch/fill"]) == (1, 0.5)
         assert source.pipeline.state.next_index == 3  # 1.5 batches of two groups
         advance(source, policy)
         assert indices(source.next_batch()) == [4]
@@ -647,7 +647,7 @@ def test_interrupted_groups_are_played_again_even_when_the_share_of_the_batch_is
     with pipeline(again, state=saved, max_off_policy_steps=0, oversample=1.0) as source:
         batch = source.next_batch()
     assert indices(batch) == [0, 1]
-    assert batch.stats["batch/short"] == 0
+    assert (batch.stats["batch/short"], batch.stats["batch/fill"]) == (0, 1.0)
 
 
 def test_dropped_groups_that_no_batch_has_counted_are_part_of_a_snapshot():

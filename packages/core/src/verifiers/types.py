@@ -795,14 +795,12 @@ class Turn(Immutable, frozen=True, eq=False):
     """The role that took the turn, where roles have rewards of their own (``MultiAgentEnv``); else empty."""
 
     def __post_init__(self) -> None:
-        for name, dtype in _TURN_ARRAYS:
-            value = getattr(self, name)
-            if type(value) is np.ndarray and value.dtype is dtype and value.ndim == 1:
-                continue
-            array = np.asarray(value, dtype=dtype)
-            if array.ndim != 1:
-                raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
-            force_setattr(self, name, array)
+        prompt, sampled, logprobs = self.prompt_ids, self.completion_ids, self.sampler_logprobs
+        is_row = type(prompt) is type(sampled) is type(logprobs) is np.ndarray and (
+            prompt.ndim == sampled.ndim == logprobs.ndim == 1
+        )
+        if not (is_row and prompt.dtype is sampled.dtype is _INT and logprobs.dtype is _FLOAT):  # as a step has them
+            self._convert()
         num_sampled = len(self.completion_ids)
         if len(self.sampler_logprobs) != num_sampled:
             raise ValueError(
@@ -813,17 +811,20 @@ class Turn(Immutable, frozen=True, eq=False):
         if not len(self.prompt_ids):
             raise ValueError("a turn has no prompt ids; its first token would have nothing to be conditioned on")
 
+    def _convert(self) -> None:
+        for name, dtype in (("prompt_ids", _INT), ("completion_ids", _INT), ("sampler_logprobs", _FLOAT)):
+            array = np.asarray(getattr(self, name), dtype=dtype)
+            if array.ndim != 1:
+                raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
+            force_setattr(self, name, array)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of prompt and completion."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-_TURN_ARRAYS = (
-    ("prompt_ids", np.dtype(np.int32)),
-    ("completion_ids", np.dtype(np.int32)),
-    ("sampler_logprobs", np.dtype(np.float32)),
-)
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)  # their classes are looked up at every use
 
 
 class Rollout(Immutable, frozen=True):

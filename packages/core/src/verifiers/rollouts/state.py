@@ -97,7 +97,7 @@ class InputView(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
-_set_item = dict.__setitem__
+_get_item, _set_item = dict.__getitem__, dict.__setitem__
 _NOT_PLAIN = frozenset(("id", "turn", "responses", "input", "timing", "oai_tools"))
 """Keys of a state that are not assigned as they are."""
 
@@ -268,7 +268,7 @@ class State(dict[str, Any], Finished):
         steps, rewards = self["trajectory"], self.turn_rewards
         if rewards is None or len(rewards) != len(steps):  # read from a file
             filled_in = None, self["reward"]
-            rewards = [None if reward in filled_in else reward for reward in [dict.get(s, "reward") for s in steps]]
+            rewards = [None if (one := dict.get(step, "reward")) in filled_in else one for step in steps]
         if not any(rewards):
             return ()
         sampled = [reward for step, reward in zip(steps, rewards, strict=True) if is_trained(step)]
@@ -578,21 +578,21 @@ def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: Traj
 
 def is_trained(step: TrajectoryStep) -> bool:
     """Whether a step is a turn to train: it has tokens, and its environment does not leave it out."""
-    if dict.__getitem__(step, "tokens") is None:
+    if _get_item(step, "tokens") is None:
         return False
-    return dict.__getitem__(step, "extras").get("is_trained", True) is not False
+    return _get_item(step, "extras").get("is_trained", True) is not False
 
 
 def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
     """The turns of the trained steps; linear in their tokens while each prompt continues the turn before."""
     trained = [step for step in steps if is_trained(step)]
     if len(trained) == 1:
-        return (_only_turn(*trained),)
+        return (_only_turn(trained[0]),)
     turns: list[Turn] = []
     run: list[tuple[TrajectoryStepTokens, bool, int, str]] = []
     before, end, shared_of_first = None, 0, 0
     for step in trained:
-        tokens = dict.__getitem__(step, "tokens")
+        tokens = _get_item(step, "tokens")
         shared = tokens._shared if tokens._previous is before else 0
         if run and shared < end:
             turns += _continued_turns(run, shared_of_first)
@@ -600,20 +600,20 @@ def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
         if not run:
             shared_of_first = shared
         end = tokens.num_tokens
-        role = dict.__getitem__(step, "extras").get("rewarded_role", "")
-        run.append((tokens, dict.__getitem__(step, "is_truncated"), end, role))
+        role = _get_item(step, "extras").get("rewarded_role", "")
+        run.append((tokens, _get_item(step, "is_truncated"), end, role))
         before = tokens
     return tuple(turns + _continued_turns(run, shared_of_first)) if run else ()
 
 
 def _only_turn(step: TrajectoryStep) -> Turn:
     """The turn of a rollout that has one: ``_continued_turns`` without the search for shared tokens."""
-    tokens, role = dict.__getitem__(step, "tokens"), dict.__getitem__(step, "extras").get("rewarded_role", "")
-    prompt, sampled, logprobs = tokens.arrays()
-    version = dict.__getitem__(tokens, "version")
+    tokens, role = _get_item(step, "tokens"), _get_item(step, "extras").get("rewarded_role", "")
+    sampled, logprobs = _get_item(tokens, "completion_ids"), _get_item(tokens, "completion_logprobs")
+    version = _get_item(tokens, "version")
     if not isinstance(version, int):
         version = np.asarray(version)
-    return Turn(prompt, sampled, logprobs, version, dict.__getitem__(step, "is_truncated"), 0, role)
+    return Turn(tokens.prompt_array(), sampled, logprobs, version, _get_item(step, "is_truncated"), 0, role)
 
 
 def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int, str]], num_shared: int) -> list[Turn]:

@@ -53,7 +53,9 @@ MEANINGS = {
     "completion_tokens": "sampled tokens of a rollout, over all turns",
     "length_spread": "of completions: 0 = of equal length, 1 = may end at every token",
     "env_s": "seconds in which a rollout waits for its environment",
-    "surplus": "rollouts generated for each that is trained",
+    "surplus": "rollouts generated for each of batch_size, dropped ones included",
+    "trained": "share of batch_size that is trained",
+    "computed_tokens": "tokens computed for a trained rollout, with its share of prompts",
     "flops": "operations per second of a device",
     "bytes_per_s": "bandwidth of its memory",
     "memory": "bytes of its memory",
@@ -66,8 +68,9 @@ MEANINGS = {
     "sync_bytes_per_s": "of weights to the servers",
     "train_tokens_per_s": "computed tokens of one trainer process",
     "sampled_tokens_per_s": "of one inference device",
-    "sampled_batch": "rollouts of a batch at that speed",
-    "sync_s": "seconds of one push of weights",
+    "sampled_batch": "batch_size at that speed",
+    "sampled_off_policy": "batches that generation was ahead at that speed",
+    "sync_s": "seconds in which a batch's weights are pushed",
     "other_s": "seconds of a step that are none of the above",
     "trainers": "processes that train",
     "samplers": "inference devices; 0: the first trainer's",
@@ -143,7 +146,9 @@ def capacity_plan(
         completion_tokens=number["completion_tokens"],
         env_s=number["env_s"],
         surplus=number["surplus"],
+        trained=number["trained"],
         shares_prompts=values["packing"] and values["share_prompts"],
+        computed_tokens=number.get("computed_tokens"),
         length_spread=number["length_spread"],
         most_tokens=_most_tokens(values, number["completion_tokens"]),
     )
@@ -154,6 +159,7 @@ def capacity_plan(
         checkpointing=bool(values.get("gradient_checkpointing")),
         extra_forwards=bool(values["beta"]) + (values["anchor"] == "recomputed" or steps_per_batch > 1),
         row_tokens=values["micro_batch_tokens"] or min(bound, values["micro_batch_size"] * values["max_seq_len"]),
+        passes=values["num_iterations"],
         steps_per_batch=steps_per_batch,
     )
     embedded_bytes = EMBEDDED_CACHE_SHARE * speed.memory if speed.is_accelerator else EMBEDDED_CACHE_CPU
@@ -161,6 +167,7 @@ def capacity_plan(
         trainers=int(number["trainers"]),
         samplers=int(number["samplers"]),
         off_policy=values["max_off_policy_steps"],
+        waits=values["stale_policy"] == "wait",
         in_flight=values["max_concurrent"],
         cache_bytes=math.inf if number["samplers"] else embedded_bytes,
         shards=bool(number["shards"]),
@@ -171,7 +178,7 @@ def capacity_plan(
         raise ConfigError(f"batch_size {work.batch_size} is not divisible by the {placement.trainers} trainers")
     measured = MeasuredSpeed(
         number.get("train_tokens_per_s"), number.get("sampled_tokens_per_s"), number.get("sampled_batch"),
-        number.get("sync_s"), number.get("other_s", 0.0),
+        number.get("sampled_off_policy"), number.get("sync_s"), number.get("other_s", 0.0),
     )  # fmt: skip
     memory = {"trainer": trainer_memory(model, speed, training, placement)}
     sampler = sampler_memory(model, speed, work, placement)
@@ -249,6 +256,7 @@ def _assumed(values: Mapping[str, Any]) -> dict[str, float]:
         "length_spread": 1.0,
         "env_s": 0.0,
         "surplus": 1.5 if values["zero_variance"] == "drop" else 1.0,
+        "trained": 1.0,
         **_defaults(DeviceSpeed, "utilisation", "bandwidth_share", *OVERHEADS),
         **_defaults(Placement, "link_bytes_per_s", "sync_bytes_per_s"),
         "trainers": 1,
@@ -301,38 +309,101 @@ ZERO_ALLOWED = frozenset(
 
 
 def read_run(folder: Path, trainers: int = 1, samplers: int = 0) -> dict[str, float]:
-    """Return the inputs that an earlier run measured: its steps after the first, which warms up.
+    """Return the inputs that an earlier run measured: its batches after the first, which warms up.
 
     Without inference devices of its own, a run generates while the trainer waits; with them, all the time when it had
-    to wait at all, and otherwise at least as fast. *Raises* ``ConfigError`` for a folder without two steps.
+    to wait at all, and otherwise at least as fast. *Raises* ``ConfigError`` for a folder without two batches.
     """
     path = folder if folder.suffix == ".jsonl" else folder / METRICS
-    rows = [row for row in read_metrics(path) if "time/train" in row][1:] if path.is_file() else []
-    if not rows:
-        raise ConfigError(f"--plan-from: {path} has no two optimizer steps of a training run")
+    batches = _batches(read_metrics(path))[1:] if path.is_file() else []
+    if not batches:
+        raise ConfigError(f"--plan-from: {path} has no two batches of a training run")
+    steps = [row for batch in batches for row in batch.steps]
+    count = len(batches)
 
     def total(name: str) -> float:
-        return sum(row.get(name) or 0.0 for row in rows)
+        return sum(row.get(name) or 0.0 for row in steps)
+
+    def computed(rows: Sequence[Mapping[str, float]]) -> float:  # by one trainer
+        return sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in rows)
 
     step, train = total("time/step") - total("time/checkpoint") - total("time/eval"), total("time/train")
-    wait, sync, generated = total("time/wait_generation"), total("time/sync"), total("rollouts/generated")
+    wait, sync = total("time/wait_generation"), total("time/sync")
     sampled_s = step - sync if samplers else wait
-    sampled = sum(row["throughput/generated_tokens_per_s"] * row["time/step"] for row in rows)
+    listed, generated = sum(batch.listed for batch in batches), sum(batch.generated for batch in batches)
+    size, trained = sum(batch.size for batch in batches), sum(batch.total("rollouts/trained") for batch in batches)
+    completion = sum(batch.total("tokens/completion") for batch in batches) / listed
     numbers = {
-        "prompt_tokens": total("tokens/prompt") / generated,
-        "completion_tokens": total("tokens/completion") / generated,
-        "surplus": generated / total("rollouts/trained"),
-        "train_tokens_per_s": sum(row["throughput/train_tokens_per_s"] * row["time/train"] for row in rows) / train,
-        "sync_s": sync / len(rows),
-        "other_s": max(0.0, step - wait - train - sync) / len(rows),
+        "prompt_tokens": sum(batch.total("tokens/prompt") for batch in batches) / listed,
+        "completion_tokens": completion,
+        "surplus": generated / size,
+        "trained": trained / size,
+        "computed_tokens": trainers * sum(computed(batch.first_pass) for batch in batches) / trained,
+        "train_tokens_per_s": computed(steps) / train,
+        "sync_s": sync / count,
+        "other_s": max(0.0, step - wait - train - sync) / count,
     }
-    if total("tokens/longest") and (excess := longest_excess(generated / len(rows))):
-        longest = total("tokens/longest") / len(rows)
-        numbers["length_spread"] = max(0.0, longest / numbers["completion_tokens"] - 1) / excess
+    longest = sum(max(row.get("tokens/longest") or 0.0 for row in batch.first_pass) for batch in batches) / count
+    if longest and (excess := longest_excess(listed / count)):
+        numbers["length_spread"] = max(0.0, longest / completion - 1) / excess
     if sampled_s > 0:
-        numbers["sampled_tokens_per_s"] = sampled / sampled_s / max(1, samplers)
-        numbers["sampled_batch"] = total("rollouts/trained") / len(rows)
+        numbers["sampled_tokens_per_s"] = generated * completion / sampled_s / max(1, samplers)
+        numbers["sampled_batch"] = size / count
+        ages = [age for row in steps if (age := row.get("staleness/max")) is not None]
+        if ages:
+            numbers["sampled_off_policy"] = max(ages)
     return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredBatch:
+    """The lines of a batch's optimizer steps in ``metrics.jsonl``."""
+
+    steps: list[dict[str, Any]]
+    unlisted: float
+    """Rollouts of batches without any signal before it, which no step lists."""
+
+    @property
+    def first_pass(self) -> list[dict[str, Any]]:
+        """Steps that train each rollout once; later passes repeat their numbers."""
+        return [row for row in self.steps if row.get("batch/pass", 1) == 1]
+
+    def total(self, name: str) -> float:
+        """The sum over the batch's rollouts, trained or dropped."""
+        return sum(row.get(name) or 0.0 for row in self.first_pass)
+
+    @property
+    def listed(self) -> float:
+        """Rollouts that the numbers are about."""
+        return self.total("rollouts/generated")
+
+    @property
+    def group_size(self) -> float:
+        return self.listed / (self.total("groups/live") + self.total("groups/dead"))
+
+    @property
+    def generated(self) -> float:
+        """Rollouts that were generated for the batch, those that became too old and batches without signal included."""
+        return self.listed + self.unlisted + self.group_size * (self.steps[0].get("groups/dropped_stale") or 0)
+
+    @property
+    def size(self) -> float:
+        """``batch_size`` of the run, of which a short batch has a part."""
+        in_batch = self.listed - self.group_size * self.total("groups/backfilled")
+        return in_batch / self.steps[0].get("batch/fill", 1.0)
+
+
+def _batches(rows: Sequence[dict[str, Any]]) -> list[_MeasuredBatch]:
+    batches: list[_MeasuredBatch] = []
+    unlisted = 0.0
+    for row in rows:
+        unlisted = row.get("dead/rollouts", unlisted)  # counts on until a batch has a signal
+        if "time/train" in row and row.get("batch/step", 1) == 1:
+            batches.append(_MeasuredBatch([row], unlisted))
+            unlisted = 0.0
+        elif "time/train" in row and batches:
+            batches[-1].steps.append(row)
+    return batches
 
 
 # --- the model --------------------------------------------------------------------------------------------------
@@ -454,8 +525,6 @@ def _unused(plan: CapacityPlan) -> set[str]:
         unused |= {"sync_bytes_per_s"}
     if plan.placement.trainers == 1:
         unused |= {"link_bytes_per_s", "shards"}
-    if plan.placement.off_policy:
-        unused |= {"length_spread"}
     if plan.device != CPU:
         unused |= {"token_overhead_s"} - {name for name, one in plan.inputs.items() if one.origin == "given"}
     return unused

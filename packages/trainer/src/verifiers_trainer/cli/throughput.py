@@ -12,9 +12,14 @@ A CPU differs, by measurement (docs/scale.md): it computes in 32 bits, reads mem
 times add up, attention is the whole matrix of a packed row, a decoding step has an overhead for each layer, and so has
 each sampled token for its request. An engine computes the equal prompts of siblings once.
 
-A synchronous batch waits for its longest rollout, which decodes with ever fewer others. The longest of n that may end
-at every token with the same probability is expected to be the n-th harmonic number times as long as the mean (Eisenberg
-2008, "On the expectation of the maximum of IID geometric random variables"), up to the bound on a rollout.
+A batch waits for its longest rollout, which decodes with ever fewer others, since a finished rollout holds its slot: of
+its group until the siblings have finished, of its batch until that is trained. The longest of n that may end at every
+token with the same probability is expected to be the n-th harmonic number times as long as the mean (Eisenberg 2008,
+"On the expectation of the maximum of IID geometric random variables"), up to the bound on a rollout. The pipeline
+starts a batch's rollouts when weights are served, and needs all of them k batches later, when they reach the allowed
+lag k. So k + 1 batches take no less time than the longest rollout and the training of its batch, also on a device that
+both share, of which each then has half: with k = 0 the two alternate, and every batch ahead divides the wait by one
+more.
 
 Not modelled: pipeline bubbles, padding, tensor parallelism, experts, evaluations and checkpoints.
 """
@@ -127,8 +132,12 @@ class Workload:
     env_s: float = 0.0
     """Seconds in which it waits for its environment, scoring included."""
     surplus: float = 1.0
-    """Rollouts generated for each that is trained."""
+    """Rollouts generated for each of ``batch_size``, those that are dropped included."""
+    trained: float = 1.0
+    """Share of ``batch_size`` that is trained: a batch may be short of groups, and rollouts are left out of it."""
     shares_prompts: bool = True
+    computed_tokens: float | None = None
+    """Tokens that one pass computes for a rollout. None: its own, and its share of a prompt where that is shared."""
     length_spread: float = 0.0
     """0: every rollout samples as many tokens; 1: each may end at every token with the same probability."""
     most_tokens: float = math.inf
@@ -139,17 +148,16 @@ class Workload:
         """Prompt and sampled tokens of a rollout."""
         return self.prompt_tokens + self.completion_tokens
 
-    @property
-    def longest_tokens(self) -> float:
-        """Sampled tokens of the longest rollout of a batch, as expected."""
-        longest = self.completion_tokens * (1 + self.length_spread * longest_excess(self.batch_size * self.surplus))
+    def longest_tokens(self, count: float) -> float:
+        """Sampled tokens of the longest of ``count`` rollouts, as expected."""
+        longest = self.completion_tokens * (1 + self.length_spread * longest_excess(count))
         return max(self.completion_tokens, min(longest, self.most_tokens))
 
     @property
-    def computed_tokens(self) -> float:
-        """Tokens that training computes per rollout: a group's prompt once, where it is shared."""
-        copies = self.group_size if self.shares_prompts else 1
-        return self.completion_tokens + self.prompt_tokens / copies
+    def trained_tokens(self) -> float:
+        """Tokens that one pass computes for a batch."""
+        own = self.completion_tokens + self.prompt_tokens / (self.group_size if self.shares_prompts else 1)
+        return self.batch_size * self.trained * (self.computed_tokens or own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,8 @@ class Placement:
     """Devices of inference servers; 0: the first trainer's device samples too."""
     off_policy: int = 1
     """Batches that generation may be ahead; 0: generation and training alternate."""
+    waits: bool = True
+    """Whether a batch waits for rollouts that would become too old; else they are dropped and count in ``surplus``."""
     in_flight: int = 1024
     """Most rollouts at a time."""
     cache_bytes: float = math.inf
@@ -186,6 +196,8 @@ class Training:
     """Forward passes beside that of the gradient: old log-probabilities, a reference."""
     row_tokens: int = 1024
     """Tokens of a packed row."""
+    passes: int = 1
+    """Times that each rollout is trained on; the extra forward passes are computed once."""
     steps_per_batch: int = 1
 
 
@@ -199,6 +211,8 @@ class MeasuredSpeed:
     """Of one inference device."""
     sampled_batch: float | None = None
     """``batch_size`` of that run: of more rollouts at a time, decoding is faster. None: that of this run."""
+    sampled_off_policy: float | None = None
+    """Batches that its generation was ahead. None: those of this run."""
     sync_s: float | None = None
     other_s: float = 0.0
     """Seconds of a step that are neither waiting, training nor synchronisation."""
@@ -236,7 +250,7 @@ class StepTime:
 
 def longest_excess(count: float) -> float:
     """By how many means the longest of ``count`` exceeds the mean, with ``length_spread`` 1: harmonic number less 1."""
-    return max(0.0, math.log(count) + 0.5772 + 1 / (2 * count) - 1)
+    return max(0.0, math.log(count) + 0.5772 + 1 / (2 * count) - 1 / (12 * count**2) - 1)
 
 
 def trained_parameters(model: Architecture, training: Training) -> int:
@@ -247,9 +261,9 @@ def trained_parameters(model: Architecture, training: Training) -> int:
 def train_flops(model: Architecture, training: Training, context: float) -> float:
     """Operations of one token in rollouts of ``context`` tokens: forward, backward, and the extra forward passes."""
     attention = 2 * model.layers * model.attention_width * context
-    forwards = training.extra_forwards + training.checkpointing
+    forwards = training.extra_forwards + training.passes * training.checkpointing
     both = 4 * model.parameters + 2 * trained_parameters(model, training) + 3 * attention
-    return both + forwards * (2 * model.parameters + attention)
+    return training.passes * both + forwards * (2 * model.parameters + attention)
 
 
 def exchange_s(model: Architecture, training: Training, placement: Placement) -> float:
@@ -263,8 +277,8 @@ def train_s(
     model: Architecture, device: DeviceSpeed, work: Workload, training: Training, placement: Placement
 ) -> float:
     """Seconds in which one trainer computes its share of a batch and updates the weights, without the exchange."""
-    tokens = work.batch_size * work.computed_tokens / placement.trainers
-    rows = math.ceil(tokens / training.row_tokens)
+    tokens = work.trained_tokens / placement.trainers
+    rows = training.passes * math.ceil(tokens / training.row_tokens)
     context = work.tokens if device.is_accelerator else 2 * min(tokens, training.row_tokens)  # 2: not causal
     compute = tokens * train_flops(model, training, context) / (device.flops * device.utilisation)
     divided = placement.trainers if placement.shards else 1
@@ -287,34 +301,64 @@ def cache_tokens(model: Architecture, device: DeviceSpeed, placement: Placement)
     return min(placement.cache_bytes, free) / (device.number_bytes * model.kv_numbers)
 
 
-def generate_s(model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement) -> tuple[float, float]:
+def generate_s(
+    model: Architecture, device: DeviceSpeed, work: Workload, placement: Placement, training_s: float
+) -> tuple[float, float]:
     """Return (seconds to generate a batch, sequences that decode together on a device, on average).
 
-    A rollout takes the time of its tokens, of the prompts that the device computes meanwhile, and of its environment.
-    As many decode at a time as the first two are of its duration, and as have space in the cache; found by iteration.
-    In a synchronous run no other takes the place of one that has finished: there are as many decoding steps more as the
-    longest has tokens more than the mean, and fewer sequences in each.
+    The more sequences share a decoding step, the longer it takes, and the fewer steps a batch takes: as many share it
+    as the cache holds, unless the batch then took less than ``_least_s``. ``training_s`` is the training of a batch.
     """
     count = max(1, placement.samplers)
     context = work.prompt_tokens + work.completion_tokens / 2
     fits = max(1.0, cache_tokens(model, device, placement) / work.tokens)
     prompt_s = 2 * model.parameters * work.prompt_tokens / work.group_size / (device.flops * device.utilisation)
-    concurrent = min(fits, _in_flight(work, placement) / count)
-    for _ in range(60):  # halves the distance to the fixed point at least
-        busy_s = work.completion_tokens * decode_s(model, device, concurrent, context) + prompt_s * concurrent
-        waiting = _in_flight(work, placement) / count * busy_s / (busy_s + work.env_s)
-        concurrent = (concurrent + min(fits, waiting)) / 2
-    seconds = work.batch_size * work.surplus * busy_s / concurrent / count
-    if placement.off_policy:
-        return seconds, concurrent
     tokens = work.batch_size * work.surplus * work.completion_tokens / count
-    steps, together = tokens / concurrent, concurrent
-    concurrent = tokens / (steps + work.longest_tokens - work.completion_tokens)
-    return (
-        seconds
-        - steps * decode_s(model, device, together, context)
-        + tokens / concurrent * decode_s(model, device, concurrent, context)
-    ), concurrent
+
+    def token_s(concurrent: float) -> float:  # with the prompts computed meanwhile
+        return decode_s(model, device, concurrent, context) + concurrent * prompt_s / work.completion_tokens
+
+    low, high = 0.0, min(fits, _in_flight(work, placement) / count)
+    for _ in range(60):  # halves the distance to the solution
+        concurrent = (low + high) / 2
+        one_s = token_s(concurrent)
+        takes_longer = tokens / concurrent * one_s >= _least_s(work, placement, one_s, training_s)
+        low, high = (concurrent, high) if takes_longer else (low, concurrent)
+    return tokens / high * token_s(high), high
+
+
+def _least_s(work: Workload, placement: Placement, token_s: float, training_s: float) -> float:
+    """Seconds that a batch takes on any device, with ``token_s`` from one token of a rollout to the next.
+
+    A slot is free again when the longest rollout of its group has finished. The longest of the batch finishes later;
+    then the batch is trained, and the next rollouts start: all batches in flight wait for this together. A batch alone
+    has none of them to fill its slots, and generates as many groups one after the other as its unluckiest place needs.
+    """
+    group_s = work.longest_tokens(work.group_size) * token_s + work.env_s
+    tail_s = work.longest_tokens(work.batch_size * work.surplus) * token_s + work.env_s - group_s
+    slots_s = work.batch_size * work.surplus / _in_flight(work, placement) * group_s
+    alone = replace(placement, off_policy=0)
+    alone_s = work.batch_size * work.surplus / _in_flight(work, alone) * group_s + tail_s
+    alone_s = max(alone_s, _most_tries(work) * group_s)
+    if placement.off_policy == 0:
+        return alone_s
+    if not placement.waits:
+        return slots_s
+    return min(alone_s, slots_s + (tail_s + training_s) / (placement.off_policy + 1))
+
+
+def _most_tries(work: Workload) -> float:
+    """Groups that are generated for the unluckiest place of a batch, when each is dropped with the same probability.
+
+    The expected maximum of geometric variables (Eisenberg 2008), as the mean of its two bounds; in a batch that is
+    short, after which as many places are still empty as are not trained.
+    """
+    dropped = 1 - work.trained / max(work.trained, work.surplus)
+    if not dropped:
+        return 1.0
+    places = work.batch_size / work.group_size
+    until_full = 0.5 + (1 + longest_excess(places)) / -math.log(dropped)
+    return min(until_full, math.log(1 - work.trained) / math.log(dropped)) if work.trained < 1 else until_full
 
 
 def _in_flight(work: Workload, placement: Placement) -> float:
@@ -328,19 +372,15 @@ def sync_bytes(model: Architecture, training: Training) -> float:
 
 def step_time(run: PlannedRun) -> StepTime:
     """Predict one batch. On devices of their own, generation and training overlap unless the run is synchronous."""
-    model, device, work, training, placement = run.model, run.device, run.work, run.training, run.placement
-    speed = run.measured
-    generation, concurrent = generate_s(model, device, work, placement)
+    work, placement, speed = run.work, run.placement, run.measured
+    exchange = run.training.steps_per_batch * exchange_s(run.model, run.training, placement)
+    train = _train_s(run)
+    generation, concurrent = generate_s(run.model, run.device, work, placement, train)
     if speed.sampled_tokens_per_s:
-        generation, concurrent = generation * _slower(run), 0.0
-    exchange = training.steps_per_batch * exchange_s(model, training, placement)
-    if speed.train_tokens_per_s:
-        train = work.batch_size * work.computed_tokens / placement.trainers / speed.train_tokens_per_s + exchange
-    else:
-        train = train_s(model, device, work, training, placement) + exchange
+        generation, concurrent = generation * _slower(run, speed.sampled_tokens_per_s), 0.0
     sync = speed.sync_s if speed.sync_s is not None else 0.0
     if placement.samplers and speed.sync_s is None:
-        sync = sync_bytes(model, training) / placement.sync_bytes_per_s
+        sync = sync_bytes(run.model, run.training) / placement.sync_bytes_per_s
     overlaps = placement.samplers > 0 and placement.off_policy > 0
     step = (max(generation, train) if overlaps else generation + train) + sync + speed.other_s
     waiting = min(generation, work.batch_size * work.surplus * work.env_s / _in_flight(work, placement))
@@ -361,14 +401,28 @@ def step_time(run: PlannedRun) -> StepTime:
     )
 
 
-def _slower(run: PlannedRun) -> float:
-    """How many times as long as by the formula a measured run generated."""
-    model, device, work, placement, speed = run.model, run.device, run.work, run.placement, run.measured
-    assert speed.sampled_tokens_per_s is not None
-    measured = work if speed.sampled_batch is None else replace(work, batch_size=speed.sampled_batch)
-    num_tokens = measured.batch_size * measured.surplus * measured.completion_tokens
-    by_formula, _ = generate_s(model, device, measured, placement)
-    return num_tokens / (speed.sampled_tokens_per_s * max(1, placement.samplers)) / by_formula
+def _train_s(run: PlannedRun) -> float:
+    """Seconds of a batch's training, measured where that is known, with the exchange of gradients."""
+    work, training, placement = run.work, run.training, run.placement
+    exchange = training.steps_per_batch * exchange_s(run.model, training, placement)
+    if run.measured.train_tokens_per_s:
+        tokens = training.passes * work.trained_tokens / placement.trainers
+        return tokens / run.measured.train_tokens_per_s + exchange
+    return train_s(run.model, run.device, work, training, placement) + exchange
+
+
+def _slower(run: PlannedRun, sampled_tokens_per_s: float) -> float:
+    """How many times as long as by the formula a run generated that had this measured speed."""
+    batch, ahead = run.measured.sampled_batch, run.measured.sampled_off_policy
+    earlier = replace(
+        run,
+        work=run.work if batch is None else replace(run.work, batch_size=batch),
+        placement=run.placement if ahead is None else replace(run.placement, off_policy=int(ahead)),
+    )
+    work, placement = earlier.work, earlier.placement
+    num_tokens = work.batch_size * work.surplus * work.completion_tokens
+    by_formula, _ = generate_s(run.model, run.device, work, placement, _train_s(earlier))
+    return num_tokens / (sampled_tokens_per_s * max(1, placement.samplers)) / by_formula
 
 
 def trainer_memory(

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 WITHOUT_PIPELINE = {
     "batch/short": 0,
+    "batch/fill": 1.0,
     "groups/dropped_stale": 0,
     "staleness/mean": 0.0,
     "staleness/max": 0,

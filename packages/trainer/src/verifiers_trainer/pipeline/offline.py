@@ -319,7 +319,7 @@ class OfflineRollouts:
         )
         stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
-        stats |= {"time/pack": 0.0, "time/wait_generation": 0.0}
+        stats |= {"batch/fill": 1.0, "time/pack": 0.0, "time/wait_generation": 0.0}
         updates = tuple(self._numbered(update, number, position) for update in batch.updates)
         return replace(batch, groups=groups, stats=stats, updates=updates)
 

@@ -448,6 +448,7 @@ class Pipeline:
         stale, self.stale = self.stale, 0
         return {
             "batch/short": int(len(groups) < self._groups_per_batch),
+            "batch/fill": len(groups) / self._groups_per_batch,
             "groups/dropped_stale": stale,
             "staleness/mean": float(np.mean(ages)) if ages else math.nan,
             "staleness/max": max(ages, default=math.nan),
