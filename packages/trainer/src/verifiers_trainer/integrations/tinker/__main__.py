@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifiers.cli.common.reader import raise_together
-from verifiers.data.messages import escape_control
 from verifiers.environments.registry import load_environment
 from verifiers.errors import VerifiersError
 from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.cli.sources import read_words
 
 USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
