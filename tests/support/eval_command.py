@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import warm_commands
 from verifiers.cli.evaluate.command import run_command
 
 TOY = """
@@ -29,6 +31,9 @@ def load_environment(num_rows: int = 6, broken_rewards: bool = False, **more):
     return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact]), **more)
 """
 """An environment of rows "say N" that wants N back."""
+
+
+COMMAND = (sys.executable, "-m", "verifiers.cli.evaluate.command")
 
 
 def install_toy(folder: Path) -> None:
@@ -98,18 +103,23 @@ def vf_eval(eval_folder, capfd):
     return run
 
 
-def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, command: Sequence[str] = COMMAND, **variables: str) -> subprocess.Popen[str]:
     """``vf-eval words…`` in ``folder`` as a child with its streams piped."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "VF_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "verifiers.cli.evaluate.command", *words],
+        [*command, *words],
         cwd=folder,
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def run_warm(folder: Path, *words: str, **variables: str) -> Ran:
+    """``vf-eval words…`` as a child that nobody interrupts, run to its end."""
+    return end(start(folder, *words, command=[f"{warm_commands.folder()}/vf-eval"], **variables))
 
 
 def end(child: subprocess.Popen[str], timeout_s: float = 30.0) -> Ran:
