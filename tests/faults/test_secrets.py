@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 import verifiers as vf
-from support.eval_command import end, last_word, rows_on_disk, run_warm, start
+from support.eval_command import end, last_word, rows_on_disk, start
+from support.warm_commands import run_vf_eval
 from verifiers.runtime import redaction
 from verifiers.testing import FakeServer
 
@@ -76,7 +77,7 @@ def folder(tmp_path):
 
 
 def evaluate(
-    folder: Path, server: FakeServer, *words: str, arguments: str = ARGUMENTS, run: Callable[..., Any] = run_warm
+    folder: Path, server: FakeServer, *words: str, arguments: str = ARGUMENTS, run: Callable[..., Any] = run_vf_eval
 ) -> Any:
     return run(
         folder,

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from support import warm_commands
 from verifiers.cli.evaluate.command import run_command
 
 TOY = """
@@ -115,11 +114,6 @@ def start(folder: Path, *words: str, command: Sequence[str] = COMMAND, **variabl
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def run_warm(folder: Path, *words: str, **variables: str) -> Ran:
-    """``vf-eval words…`` as a child that nobody interrupts, run to its end."""
-    return end(start(folder, *words, command=[f"{warm_commands.folder()}/vf-eval"], **variables))
 
 
 def end(child: subprocess.Popen[str], timeout_s: float = 30.0) -> Ran:

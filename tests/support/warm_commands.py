@@ -20,6 +20,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from support.eval_command import Ran
 
 PRELOADED = (
     "verifiers.checks.audit.report verifiers.cli.evaluate.checking verifiers.cli.evaluate.command "
@@ -50,9 +54,16 @@ def folder() -> str:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(found / "socket"))
         server.listen()
-        command = [sys.executable, __file__, str(server.fileno()), json.dumps(scripts)]
+        command = [sys.executable, "-P", __file__, str(server.fileno()), json.dumps(scripts)]
         _processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()]))
     return str(found)
+
+
+def run_vf_eval(where: Path, *words: str, **variables: str) -> Ran:
+    """``vf-eval words…`` in a folder, run to its end."""
+    from support.eval_command import end, start  # late: it loads pytest, and no command does
+
+    return end(start(where, *words, command=[f"{folder()}/vf-eval"], **variables))
 
 
 _processes: list[subprocess.Popen[bytes]] = []
@@ -86,7 +97,7 @@ def _next_command(server: socket.socket) -> str | None:
     os.chdir(here)
     os.environ.clear()
     os.environ.update(variables)
-    sys.path[:1] = [os.path.dirname(sys.executable), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = [os.path.dirname(sys.executable), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     return str(name)
 
 

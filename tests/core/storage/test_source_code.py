@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import verifiers as vf
-from support.eval_command import run_warm
+from support.warm_commands import run_vf_eval
 from verifiers.storage.identity import source_hashes
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -140,7 +140,7 @@ def test_another_model_is_no_change_of_code(folder):
 def test_a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it(folder):
     def evaluated(*words):
         with FakeServer("1") as server:
-            return run_warm(folder, "sums", "-b", server.url, "-m", "m", "-n", "4", "-r", "1", *words)
+            return run_vf_eval(folder, "sums", "-b", server.url, "-m", "m", "-n", "4", "-r", "1", *words)
 
     first = evaluated()
     assert first.code == 0, first.err
