@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -62,11 +63,12 @@ def commands() -> str:
     for command in COMMANDS:
         name, *words = command.split()
         if name in scripts:
-            parts.append(f"## {command}\n\n```text\n{_help(scripts[name], name, words)}\n```\n")
+            parts.append(f"## {command}\n\n```text\n{_help(scripts[name], name, *words)}\n```\n")
     return "\n".join(parts)
 
 
-def _help(entry_point: str, name: str, words: Sequence[str]) -> str:
+@functools.cache
+def _help(entry_point: str, name: str, *words: str) -> str:
     module, _, function = entry_point.partition(":")
     code = (
         f"import sys; sys.argv = {[name, *words, '--help']!r}; from {module} import {function}; sys.exit({function}())"

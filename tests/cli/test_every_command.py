@@ -154,6 +154,25 @@ def test_a_command_of_a_package_that_is_absent_says_what_to_install(name, comman
     assert ran.stderr == f"{command} needs the trainer, which is not installed: {line}\n"
 
 
+LINES = """
+import sys
+from verifiers.cli import compare, init, install, view
+
+codes = [one.COMMAND.run(words) for one, words in (
+    (install, ["--lst"]), (install, ["word-game", "--dry-run"]), (view, ["--prt"]), (init, ["word-game"]),
+)]
+print(codes, "numpy" in sys.modules)
+print(compare.COMMAND.run(["a", "b"]), "numpy" in sys.modules)
+"""
+
+
+def test_a_notice_or_an_error_of_a_command_loads_no_numpy(tmp_path):
+    """The last one is the negative control: a comparison of runs needs it."""
+    ran = subprocess.run([sys.executable, "-c", LINES], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "[2, 0, 2, 0] False" in ran.stdout.splitlines(), ran.stderr
+    assert ran.stdout.splitlines()[-1] == "2 True"
+
+
 # --- completion ---------------------------------------------------------------------------------------------------
 
 

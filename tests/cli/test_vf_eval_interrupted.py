@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.eval_command import end, install_toy, odd_only, rows_on_disk, start
+from support.warm_commands import run_vf_eval
 from verifiers.testing import FakeServer
 
 PLAN = ("-m", "m", "-n", "12", "-r", "2", "-c", "2", "-a", '{"num_rows": 12}')
@@ -56,7 +57,7 @@ def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what
     durable = len(rows_on_disk(folder))
     assert 8 <= durable < 24
     before = server.count
-    ran = end(start(folder, *words))
+    ran = run_vf_eval(folder, *words)
     assert ran.code == 0, ran.err
     assert "unfinished; resuming it" in ran.err
     assert server.count - before == 24 - durable
@@ -99,7 +100,7 @@ def test_a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on(fol
         line.removeprefix("to resume: vf-eval ") for line in ran.err.splitlines() if line.startswith("to resume")
     ]
     assert server.count == asked  # nothing calls the model after the end
-    assert end(start(folder, *shlex.split(command), "-A")).code == 0
+    assert run_vf_eval(folder, *shlex.split(command), "-A").code == 0
     assert server.count - asked == 24 - durable
     assert status_on_disk(folder) == "complete"
 

@@ -3,12 +3,15 @@
 The convention is in ``support.doc_blocks``. Blocks that cannot run here say why, and are counted.
 """
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support import doc_blocks
+from support import doc_blocks, warm_commands
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)
@@ -101,6 +104,20 @@ def test_blocks_share_names_and_folder(tmp_path):
         "<!-- output -->\n```text\nhel…\n```\n\n```python\nassert x == 2\nawait __import__('asyncio').sleep(0)\n```\n"
     )
     _try(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "command", ["vf-init --help", "vf-compare no such | cat; exit 7", "echo x | vf-eval --", "cd ..; vf-view"]
+)
+def test_a_command_of_a_page_does_what_the_installed_one_does(tmp_path, command):
+    installed = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    of_pages = {**installed, "PATH": f"{warm_commands.folder()}{os.pathsep}{installed['PATH']}"}
+    runs = [
+        subprocess.run(["bash", "-c", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        for env in (installed, of_pages)
+    ]
+    first, second = [(run.returncode, run.stdout, run.stderr) for run in runs]
+    assert second == first
 
 
 @pytest.mark.parametrize(

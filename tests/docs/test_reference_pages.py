@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pages():
     spec = importlib.util.spec_from_file_location("reference_pages", DOCS / "reference_pages.py")
     module = importlib.util.module_from_spec(spec)

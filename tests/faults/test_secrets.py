@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import verifiers as vf
 from support.eval_command import end, last_word, rows_on_disk, start
+from support.warm_commands import run_vf_eval
 from verifiers.runtime import redaction
 from verifiers.testing import FakeServer
 
@@ -74,8 +76,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def evaluate(folder: Path, server: FakeServer, *words: str, arguments: str = ARGUMENTS) -> subprocess.Popen[str]:
-    return start(
+def evaluate(
+    folder: Path, server: FakeServer, *words: str, arguments: str = ARGUMENTS, run: Callable[..., Any] = run_vf_eval
+) -> Any:
+    return run(
         folder,
         *("keyed", "-b", server.url, "-m", "m", "-n", "8", "-r", "1", "-c", "1", "-a", arguments, "-k", "JUDGE_KEY"),
         *("-S", json.dumps({"extra_headers": {"X-Api-Key": CANARIES["sampling"]}}), "-C", "connection"),
@@ -101,7 +105,7 @@ def evaluate(folder: Path, server: FakeServer, *words: str, arguments: str = ARG
 )
 def test_an_evaluation_that_holds_keys_writes_and_prints_none(folder, words):
     with FakeServer(last_word, models=["m"]) as server:
-        ran = end(evaluate(folder, server, *words))
+        ran = evaluate(folder, server, *words)
         sent = json.dumps([dict(hit.headers) for hit in server.hits])
     out = ran.out.replace(CANARIES["custom"], "") if "--dump-config" in words else ran.out  # X-Gate may be no secret
     assert found(folder / "outputs", out, ran.err) == []
@@ -116,7 +120,7 @@ def test_an_evaluation_that_holds_keys_writes_and_prints_none(folder, words):
 
 def test_the_printed_command_of_an_interrupted_evaluation_holds_no_key_and_names_the_gaps(folder):
     with FakeServer(last_word, models=["m"], delay_s=0.3) as server:
-        child = evaluate(folder, server)
+        child = evaluate(folder, server, run=start)
         deadline = time.monotonic() + 30
         while server.count < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -130,7 +134,7 @@ def test_the_printed_command_of_an_interrupted_evaluation_holds_no_key_and_names
 
 def test_resuming_with_another_key_is_refused_without_naming_either(folder):
     with FakeServer(last_word, models=["m"], delay_s=0.3) as server:
-        child = evaluate(folder, server, "-o", "here")
+        child = evaluate(folder, server, "-o", "here", run=start)
         deadline = time.monotonic() + 30
         while server.count < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -138,11 +142,11 @@ def test_resuming_with_another_key_is_refused_without_naming_either(folder):
         end(child)
         (run,) = folder.glob("here/evals/*/*")
         arguments = ARGUMENTS.replace(CANARIES["argument"], "another-key-987654321")
-        other = end(evaluate(folder, server, "--resume", str(run), arguments=arguments))
+        other = evaluate(folder, server, "--resume", str(run), arguments=arguments)
         assert other.code == 2, other.err
         assert "env_args.judge_api_key was '*** " in other.err
         assert "another-key-987654321" not in other.err
-        same = end(evaluate(folder, server, "--resume", str(run)))
+        same = evaluate(folder, server, "--resume", str(run))
     assert same.code == 0, same.err
     assert found(folder / "here", other.out, other.err, same.out, same.err) == []
 

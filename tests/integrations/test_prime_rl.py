@@ -316,8 +316,11 @@ def test_what_prime_rl_has_no_key_for_is_refused(tmp_path, run, era, problem):
 def test_a_file_of_ours_is_emitted_by_the_command(tmp_path):
     ours = 'model = "m"\n[env]\nid = "x"\n[trainer]\ngpus = 1\n[trainer.args]\nrun_name = "r"\nbatch_size = 8\n'
     path = file(tmp_path, ours)
-    command = [sys.executable, "-m", "verifiers_trainer.integrations.prime_rl", path, "--out", tmp_path / "out"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-X", "importtime", "-m", "verifiers_trainer.integrations.prime_rl"]
+    ran = subprocess.run([*command, path, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+    assert "verifiers_trainer.integrations.prime_rl.writing" in loaded
+    assert not {"torch", "transformers"} & loaded, "they take seconds"
     assert ran.stdout.startswith("uv run rl @ ")
     assert tomllib.loads((tmp_path / "out/rl.toml").read_text()) == {
         "trainer_gpu_ids": [0],

@@ -321,6 +321,19 @@ def test_the_command_says_what_is_wrong(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_mistake_is_named_without_the_imports_that_take_seconds(warm):
+    """In a child, which fails when ``transformers`` or ``torch`` was imported."""
+    script = (
+        "import sys\nfrom verifiers_trainer.integrations.tinker.__main__ import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as stop: print('exit code', stop.code)\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    words = ["--model", "m", "--env.id", "reverse-text", "--trainer.args.temperature", "0.5"]
+    child = warm.run(script, *words)
+    assert (child.lines, child.returncode) == (["exit code 2"], 0), child.stderr
+    assert "temperature is 0.5" in child.stderr
+
+
 # --- the cookbook
 
 

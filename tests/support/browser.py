@@ -14,8 +14,11 @@ import pytest
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900"
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,900 "
+    "--force-prefers-reduced-motion --in-process-gpu --disable-gpu-compositing --renderer-process-limit=1 "
+    "--disable-features=BackForwardCache,ProactivelySwapBrowsingInstance,SpareRendererForSitePerProcess"
 ).split()
+"""The last two lines: one process draws all pages, instead of a new one for each, and nothing that no test looks at."""
 PHONE_WIDTH = 390
 """Pixels, as CSS counts them."""
 SHELL = Path("/usr/lib/chromium/chromium-headless-shell")
@@ -27,9 +30,8 @@ PAUSE_S = 20.0
 class Page:
     """One browser window, with the few moves that tests need."""
 
-    def __init__(self, driver: Any, pictures: Path):
+    def __init__(self, driver: Any):
         self.driver = driver
-        self.pictures = pictures
 
     def open(self, url: str) -> None:
         """Go to ``url`` anew, also when only what stands behind ``#`` differs."""
@@ -56,7 +58,7 @@ class Page:
             except WebDriverException:  # an element that was just replaced
                 return False
 
-        return WebDriverWait(self.driver, timeout_s, poll_frequency=0.05).until(holds)
+        return WebDriverWait(self.driver, timeout_s, poll_frequency=0.1).until(holds)
 
     def wait_text(self, text: str, where: str = "main") -> None:
         """Wait until the page shows ``text``."""
@@ -88,11 +90,11 @@ class Page:
         for key in keys:
             ActionChains(self.driver).send_keys(getattr(Keys, key, key)).perform()
 
-    def picture(self, name: str) -> Path:
-        """Keep a picture of the window."""
-        file = self.pictures / f"{re.sub(r'[^a-z0-9-]', '-', name)}.png"
-        self.driver.save_screenshot(str(file))
-        return file
+    def picture(self, name: str) -> None:
+        """Keep a picture of the window in the folder that ``VF_SCREENSHOTS`` names; without one, take none."""
+        if folder := os.environ.get("VF_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.driver.save_screenshot(f"{folder}/{re.sub(r'[^a-z0-9-]', '-', name)}.png")
 
     def complaints(self) -> list[str]:
         """What the browser's console holds since the last look: errors and refusals of the policy."""
@@ -125,13 +127,11 @@ def _version(program: str) -> str | None:
     return found and found[0]
 
 
-def pages(folder: Path) -> Iterator[Page]:
-    """A page, closed at the end. Pictures stay in ``VF_SCREENSHOTS`` when that names a folder, else in ``folder``."""
+def pages() -> Iterator[Page]:
+    """A page, closed at the end."""
     driver = start()
-    pictures = Path(os.environ.get("VF_SCREENSHOTS") or folder)
-    pictures.mkdir(parents=True, exist_ok=True)
     try:
-        yield Page(driver, pictures)
+        yield Page(driver)
     finally:
         driver.quit()
 

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support import warm_commands
 from verifiers.testing import FakeServer
 from verifiers.testing.replies import last_user_text
 
@@ -229,7 +230,7 @@ def reader(folder: Path) -> Iterator[Reader]:
             "NO_COLOR": "1",
             "COLUMNS": "120",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([warm_commands.folder(), str(tools), os.environ["PATH"]]),
         }
         before, here = dict(os.environ), Path.cwd()
         os.environ.update(given)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ def load_environment(num_rows: int = 6, broken_rewards: bool = False, **more):
     return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact]), **more)
 """
 """An environment of rows "say N" that wants N back."""
+
+
+COMMAND = (sys.executable, "-m", "verifiers.cli.evaluate.command")
 
 
 def install_toy(folder: Path) -> None:
@@ -98,12 +102,12 @@ def vf_eval(eval_folder, capfd):
     return run
 
 
-def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, command: Sequence[str] = COMMAND, **variables: str) -> subprocess.Popen[str]:
     """``vf-eval words…`` in ``folder`` as a child with its streams piped."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "VF_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "verifiers.cli.evaluate.command", *words],
+        [*command, *words],
         cwd=folder,
         env=environment,
         text=True,

@@ -86,8 +86,8 @@ def served(runs) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
-def browser_window(tmp_path_factory) -> Iterator[browser.Page]:
-    yield from browser.pages(tmp_path_factory.mktemp("pictures"))
+def browser_window() -> Iterator[browser.Page]:
+    yield from browser.pages()
 
 
 @pytest.fixture

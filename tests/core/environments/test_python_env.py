@@ -63,10 +63,10 @@ def test_state_stays_between_calls_and_a_last_expression_is_shown(sandbox):
 
 @pytest.mark.parametrize("sandbox", BACKENDS)
 def test_a_call_that_takes_too_long_costs_the_variables_and_says_so(sandbox):
-    # warm first: what is measured is the endless loop, not the start
+    # warm first: what is measured is the endless call, not the start
     results = play(
         python("x = 1"),
-        python("while True: pass"),
+        python("import time; time.sleep(3600)"),  # one that computes: test_code_blocks
         python("x"),
         python("2 + 2"),
         sandbox=sandbox,

@@ -3,14 +3,14 @@
 import hashlib
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
 
 import verifiers as vf
+from support.warm_commands import run_vf_eval
 from verifiers.storage.identity import source_hashes
-from verifiers.testing import ScriptedClient
+from verifiers.testing import FakeServer, ScriptedClient
 
 SUMS = """
 import json
@@ -138,43 +138,23 @@ def test_another_model_is_no_change_of_code(folder):
 
 
 def test_a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it(folder):
-    (folder / "server.py").write_text(
-        "import sys, subprocess\nfrom verifiers.testing import FakeServer\n"
-        "with FakeServer('1') as server:\n"
-        "    sys.exit(subprocess.run([*sys.argv[1:], '-b', server.url]).returncode)\n"
-    )
-
     def evaluated(*words):
-        inner = [
-            sys.executable,
-            "-m",
-            "verifiers.cli.evaluate.command",
-            "sums",
-            "-m",
-            "m",
-            "-n",
-            "4",
-            "-r",
-            "1",
-            *words,
-        ]
-        return subprocess.run(
-            [sys.executable, "server.py", *inner], cwd=folder, capture_output=True, text=True, timeout=60
-        )
+        with FakeServer("1") as server:
+            return run_vf_eval(folder, "sums", "-b", server.url, "-m", "m", "-n", "4", "-r", "1", *words)
 
     first = evaluated()
-    assert first.returncode == 0, first.stderr
+    assert first.code == 0, first.err
     (unfinished,) = (folder / "outputs/evals").glob("*/*")
     metadata = json.loads((unfinished / "metadata.json").read_text())
     (unfinished / "metadata.json").write_text(json.dumps(metadata | {"status": "interrupted"}))
     (folder / "helper.py").write_text(HELPER + "\n")
     refused = evaluated()
-    assert refused.returncode != 0
-    assert "an unfinished run of other code: helper.py changed since" in " ".join(refused.stderr.split())
+    assert refused.code != 0
+    assert "an unfinished run of other code: helper.py changed since" in " ".join(refused.err.split())
     accepted = evaluated("--accept-changed-code")
-    assert accepted.returncode == 0, accepted.stderr
-    assert "helper.py changed between two sessions of this run" in accepted.stdout + accepted.stderr
+    assert accepted.code == 0, accepted.err
+    assert "helper.py changed between two sessions of this run" in accepted.out + accepted.err
     assert len(list((folder / "outputs/evals").glob("*/*"))) == 1
     fresh = evaluated("--fresh")
-    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.code == 0, fresh.err
     assert len(list((folder / "outputs/evals").glob("*/*"))) == 2

@@ -140,21 +140,23 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", [*MISTAKES, "--model=./nofolder", "--env.id=reverse-txt", "--env.args.siz=3"])
-def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, mistake, tmp_path):
+def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, warm, mistake, tmp_path):
     """In a child, which fails when ``transformers`` or ``torch`` was imported."""
     Path("run.toml").write_text(FILE if mistake.startswith("--") else FILE.replace("max_tokens = 6\n", "") + mistake)
     script = (
-        "import sys; sys.path.insert(0, 'modules')\nfrom verifiers_trainer.cli.train import main\n"
-        "try: main(sys.argv[1:])\nfinally: assert not {'torch', 'transformers'} & sys.modules.keys()"
+        "import os, sys; os.chdir(sys.argv[1]); sys.path.insert(0, 'modules')\n"
+        "from verifiers_trainer.cli.train import main\n"
+        "try: main(sys.argv[2:])\nexcept SystemExit as stop: print('exit code', stop.code)\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     words = ["run.toml", mistake] if mistake.startswith("--") else ["run.toml"]
-    child = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    child = warm.run(script, Path.cwd(), *words)
     said = {
         "--model=./nofolder": f"--model: model './nofolder': there is no folder {tmp_path / 'nofolder'}",
         "--env.id=reverse-txt": "--env.id: no environment 'reverse-txt' is installed, did you mean 'reverse-text'?",
         "--env.args.siz=3": "environment 'vowel-task' does not know 'siz' (did you mean 'size'?)",
     }
-    assert child.returncode == 2, child.stderr
+    assert (child.lines, child.returncode) == (["exit code 2"], 0), child.stderr
     assert (MISTAKES | said)[mistake] in " ".join(child.stderr.split()), child.stderr
     assert not Path("outputs").exists()
 

@@ -10,13 +10,13 @@ This module applies no chat template (the tokenizer of the server or of the trai
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.terminal import escape_control
 from verifiers.types import (
     AssistantMessage,
     Message,
@@ -39,11 +39,6 @@ _CLASSES: dict[str, type[Message]] = {
 _KINDS = frozenset(_CLASSES.values())
 _TEXT, _TWO = frozenset((str,)), frozenset((2,))
 _ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
-
-# what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi, tags, surrogates
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
-)
 
 
 def are_messages(values: Sequence[object]) -> bool:
@@ -224,17 +219,6 @@ def is_prefix(start: Messages, whole: Messages) -> bool:
     return len(start) <= len(whole) and all(a is b or a == b for a, b in zip(start, whole, strict=False))
 
 
-def escape_control(text: str) -> str:
-    """Escape the characters of ``text`` that could move, restyle, reorder or hide terminal output.
-
-    Newlines and tabs stay. Lone surrogates, which cannot be printed, are escaped too.
-
-    >>> escape_control("\\x1b[2Jok")
-    '\\\\x1b[2Jok'
-    """
-    return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
-
-
 def render_text(messages: object) -> str:
     """Format a conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
 
@@ -335,11 +319,6 @@ def _part_text(part: object) -> str:
     if kind == "text":
         return str(field(part, "text") or "")
     return f"[{kind.removeprefix('input_').removesuffix('_url')}]"
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _shortened(value: object) -> str:

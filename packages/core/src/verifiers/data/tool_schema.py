@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, ToolCallError, ToolParseError
 from verifiers.runtime.suggest import closest
+from verifiers.runtime.terminal import escape_control
 from verifiers.types import Tool
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -33,7 +33,7 @@ from verifiers.environments.local_sources import (
 )
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
-from verifiers.runtime.installed import Broken, entry_points
+from verifiers.runtime.installed import Broken, entry_points, headers
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import check_keywords, close_matches
@@ -144,15 +144,9 @@ def list_environments() -> list[EnvironmentInfo]:
         for info in vf.list_environments():
             print(info.id, info.version, info.summary)
     """
-    return sorted(
-        (
-            EnvironmentInfo(
-                entry.name, distribution.name, distribution.version, distribution.metadata.get("Summary") or ""
-            )
-            for entry, distribution in _entries()
-        ),
-        key=lambda info: (info.id, info.distribution),
-    )
+    abouts = ((entry, headers(distribution)) for entry, distribution in _entries())
+    infos = (EnvironmentInfo(e.name, a["Name"], a["Version"], a.get("Summary", "")) for e, a in abouts)
+    return sorted(infos, key=lambda info: (info.id, info.distribution))
 
 
 def broken_environments() -> list[Broken]:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from verifiers.data.messages import escape_control, render_text
+from verifiers.data.messages import render_text
+from verifiers.runtime.terminal import escape_control
 
 
 def print_prompt_completions_sample(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from importlib_metadata import Distribution, EntryPoint
 
 _FOLDER_NAME = re.compile(r"-|\.(?:dist|egg)-info$")
+_BLANK_LINE = re.compile(r"^\r?\n", re.MULTILINE)
 _FILES = ("entry_points.txt", "METADATA", "PKG-INFO")
 _YOUNG_NS = 50_000_000
 """A file of this age may be written once more without a change of its time: the clock of a file system ticks."""
@@ -65,7 +66,9 @@ def headers(distribution: Distribution) -> Mapping[str, str]:
     from email.parser import HeaderParser
 
     texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))  # the last: an old file of an egg
-    return dict(HeaderParser().parsestr(next(filter(None, texts), "")))
+    text = next(filter(None, texts), "")
+    pairs = HeaderParser().parsestr(_BLANK_LINE.split(text, maxsplit=1)[0]).items()
+    return dict(reversed(pairs))  # the first of a name that stands there twice
 
 
 def _state() -> list[object] | None:

@@ -12,8 +12,8 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from verifiers.data.messages import escape_control
 from verifiers.results.index import NAMES, NUMBERS
+from verifiers.runtime.terminal import escape_control
 from verifiers.tui.lines import Lines
 from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, heading, numbers_text, rollout_text, row_line, run_line
 from verifiers.view.library import Library

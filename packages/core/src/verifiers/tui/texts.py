@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
-from verifiers.data.messages import escape_control
 from verifiers.results.texts import latency_text, number_lines
+from verifiers.runtime.terminal import escape_control
 
 ROLE_STYLES = {"assistant": "bold blue", "user": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}

@@ -22,8 +22,8 @@ from rich.table import Column
 from transformers.trainer_callback import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
-from verifiers.data.messages import escape_control
 from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 if TYPE_CHECKING:

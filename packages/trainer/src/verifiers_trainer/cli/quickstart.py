@@ -24,10 +24,10 @@ from transformers.trainer_utils import set_seed
 from transformers.utils import logging as transformers_logging
 
 import verifiers as vf
-from verifiers.data.messages import escape_control
 from verifiers.results import GenerateOutputs
 from verifiers.results.statistics import clustered_stderr, mean
 from verifiers.runtime.json import canonical_json
+from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.pipeline.warmup import warm_up
 from verifiers_trainer.policy.builtin_models import TINY
 from verifiers_trainer.policy.checkpoint_files import write_json

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from verifiers.cli.common.interrupt import Interrupt
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
+from verifiers.runtime.terminal import escape_control
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch, tmux
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns

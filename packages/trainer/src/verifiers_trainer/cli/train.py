@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
+from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.cli import capacity
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish

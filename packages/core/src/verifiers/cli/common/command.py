@@ -20,6 +20,7 @@ from verifiers.cli.common.completion import Completer, answer_the_shell, how_to,
 from verifiers.cli.common.reader import raise_together, unknown_option
 from verifiers.cli.common.streams import fail, results_stream
 from verifiers.errors import ConfigError
+from verifiers.runtime.terminal import escape_control
 
 SCHEMA = 1
 INTERRUPTED = 130
@@ -47,15 +48,11 @@ class Call:
     def say(self, text: str) -> None:
         """Print a result as text; omitted with ``--json``, where the object holds it."""
         if not self.json:
-            from verifiers.data.messages import escape_control  # late: it loads numpy, which --help does not need
-
             print(escape_control(text), file=self.out)
 
     def note(self, text: str) -> None:
         """Print a notice on stderr; omitted with ``-q``."""
         if not self.quiet:
-            from verifiers.data.messages import escape_control
-
             print(escape_control(text), file=sys.stderr, flush=True)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from verifiers.errors import VerifiersError
+from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.terminal import escape_control
 
 UNEXPECTED = 3
 """Exit code of an error that is not a ``VerifiersError``."""
@@ -23,21 +25,22 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
     ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
-    from verifiers.data.messages import escape_control
-    from verifiers.results.outputs import ErrorInfo
-    from verifiers.runtime.redaction import redacted_text
-
     known = error if isinstance(error, VerifiersError) else None
-    line = None if known else ErrorInfo.of(error).author_line
-    place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
-    text = str(error) if known else f"unexpected {type(error).__name__}: {error}{place}"
-    message = escape_control(redacted_text(text))
+    message = escape_control(redacted_text(str(error) if known else _unexpected(error)))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"{command}: {message}", file=sys.stderr)
     suggestions = getattr(error, "suggestions", None)
     hint = ", ".join(suggestions) if suggestions else None
     return known.exit_code if known else UNEXPECTED, {"type": type(error).__name__, "message": message, "hint": hint}
+
+
+def _unexpected(error: BaseException) -> str:
+    from verifiers.results.outputs import ErrorInfo  # late: it loads numpy, which most errors do not need
+
+    line = ErrorInfo.of(error).author_line
+    place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"
+    return f"unexpected {type(error).__name__}: {error}{place}"
 
 
 @contextlib.contextmanager

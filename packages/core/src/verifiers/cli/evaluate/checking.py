@@ -13,9 +13,9 @@ from verifiers.checks import CheckReport, audit_environment, check_environment
 from verifiers.cli.evaluate.display import Display
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.planning import load
-from verifiers.data.messages import escape_control
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.runtime.terminal import escape_control
 
 AUDITED_ROWS = 4
 AUDIT_BUDGET_S = 20.0

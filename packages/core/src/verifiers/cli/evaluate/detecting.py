@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from verifiers.cli.evaluate.planning import Prepared
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results import load_results
 from verifiers.results.comparison import DETECT
 from verifiers.results.outputs import measured
 from verifiers.results.planning import ASSUMED, Spread, detectable, sizes
+from verifiers.runtime.terminal import escape_control
 from verifiers.storage.directory import RESULTS_NAME
 
 

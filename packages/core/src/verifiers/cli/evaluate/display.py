@@ -20,11 +20,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiers.cli.common.interrupt import watched
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
 from verifiers.results.texts import duration
 from verifiers.runs.runner import Progress
 from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.terminal import escape_control
 
 if TYPE_CHECKING:
     from verifiers.rollouts.state import State

@@ -17,7 +17,6 @@ from verifiers.cli.evaluate.exporting import check_formats
 from verifiers.cli.evaluate.models import Choice, price_list
 from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.toml_args import environment_defaults
-from verifiers.data.messages import escape_control
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
@@ -25,6 +24,7 @@ from verifiers.runs.budget import check_limits
 from verifiers.runs.options import check_sampling, parse
 from verifiers.runs.run import Plan, Run, check_before_run, warn_of_fewer
 from verifiers.runtime.redaction import redacted
+from verifiers.runtime.terminal import escape_control
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
 from verifiers.storage.identity import fingerprint
 

@@ -91,7 +91,7 @@ def print_summary(
     from rich.console import Console
     from rich.text import Text
 
-    from verifiers.data.messages import escape_control
+    from verifiers.runtime.terminal import escape_control
 
     facts = {**(results.summary() if summary is None else summary), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
@@ -175,7 +175,7 @@ def _cell(value: object) -> str:
 
 def print_table(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
     """The rows in columns; numbers, which are all but the first column, are aligned right."""
-    from verifiers.data.messages import escape_control
+    from verifiers.runtime.terminal import escape_control
 
     cells = [[escape_control(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -217,7 +217,7 @@ def _title(which: str, output: Mapping[str, Any]) -> str:
 
 def transcript(output: Mapping[str, Any]) -> str:
     """Prompt, completion, expected answer and error of a rollout, each text cut to ``MAX_MESSAGE_CHARS``."""
-    from verifiers.data.messages import escape_control
+    from verifiers.runtime.terminal import escape_control
 
     parts = [_conversation(output["prompt"], "prompt"), _conversation(output["completion"], "completion")]
     paragraphs = [paragraph for part in parts for paragraph in part]

@@ -32,6 +32,7 @@ from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
 from verifiers.runtime.installed import headers
 from verifiers.runtime.syntax import parse_python
+from verifiers.runtime.terminal import escape_control
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -240,8 +241,6 @@ def _agrees(call: Call, doubt: str) -> bool:
     """Ask on a terminal; elsewhere the answer is no."""
     if call.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    from verifiers.data.messages import escape_control  # late: it loads numpy, which --help does not need
-
     return click.confirm(escape_control(f"vf-install: {doubt}. Install it?"), err=True)
 
 

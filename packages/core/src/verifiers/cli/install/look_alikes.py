@@ -41,6 +41,7 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
     brings = f"{package.name} {package.version} brings"
     files, ids, commands = _files(package), set(_environments(package)), _commands(package)
     modules = {_module(file) for file in files}
+    unshared = {file for file in files if PurePosixPath(file).parts[0] not in SHARED}
     for other in installed:
         about = headers(other)
         name = normalize_name(about.get("Name", ""))
@@ -52,9 +53,9 @@ def conflict(package: Distribution, installed: Iterable[Distribution]) -> str | 
             return f"{brings} the environment {min(shared)!r}, which {owner} provides"
         if shared := modules & {*_library_modules(name), *theirs.values()}:
             return f"{brings} the module {min(shared)!r}, which hides or replaces that of {owner}"
-        if shared := commands & _commands(other):
+        if commands and (shared := commands & _commands(other)):
             return f"{brings} the command {min(shared)!r}, which belongs to {owner}"
-        if shared := {file for file in files & _files(other) if PurePosixPath(file).parts[0] not in SHARED}:
+        if shared := unshared.intersection(_recorded(other)):
             return f"{brings} the file {min(shared)!r}, which belongs to {owner}"
     return None
 
@@ -116,13 +117,17 @@ def _library_modules(name: str) -> Iterator[str]:
 
 def _files(distribution: Distribution) -> set[str]:
     """Files of a distribution inside ``site-packages``, without its metadata and compiled copies."""
-    lines = (distribution.read_text("RECORD") or "").splitlines()
-    files = (line.split(",", 1)[0].strip('"') for line in lines)
     return {
         file
-        for file in files
+        for file in _recorded(distribution)
         if file and not file.startswith(("../", "/")) and "__pycache__/" not in file and not _METADATA.match(file)
     }
+
+
+def _recorded(distribution: Distribution) -> Iterator[str]:
+    """Every file that a distribution installed."""
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    return (line.split(",", 1)[0].strip('"') for line in lines)
 
 
 def _module(file: str) -> str:

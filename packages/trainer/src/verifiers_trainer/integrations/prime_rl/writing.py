@@ -22,6 +22,7 @@ from verifiers_trainer.cli.prime_rl_files import (
     is_prime_rl,
     read,
 )
+from verifiers_trainer.settings import static_fields
 
 ERAS = ("v0.4", "2025")
 _SAME = ("max_steps", "batch_size", "rollouts_per_example")
@@ -92,9 +93,8 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
         return document
-    from verifiers_trainer.settings.config import RLConfig
-
-    adapter = {name: args.get(name, RLConfig.default_of(name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
+    defaults = static_fields.defaults()
+    adapter = {name: args.get(name, defaults[name]) for name in ("use_lora", "lora_rank", "lora_alpha")}
     adapter["learning_rate"] = args.get("learning_rate") or 1e-5  # default of RLConfig with an adapter
     return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 

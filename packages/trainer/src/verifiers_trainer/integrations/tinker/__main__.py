@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifiers.cli.common.reader import raise_together
-from verifiers.data.messages import escape_control
 from verifiers.environments.registry import load_environment
 from verifiers.errors import VerifiersError
 from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.terminal import escape_control
 from verifiers_trainer.cli.sources import read_words
+from verifiers_trainer.integrations.tinker.settings import TinkerConfig
 
 USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
 
@@ -50,11 +51,10 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
 def train(words: Sequence[str], fresh: bool) -> None:
     """Train with the settings of a command line and print the numbers of the last step."""
     env_id, env_args, settings = read(words)
-    from verifiers_trainer.integrations.tinker.settings import TinkerConfig
-    from verifiers_trainer.integrations.tinker.trainer import TinkerTrainer
+    config = TinkerConfig.of(settings)
+    from verifiers_trainer.integrations.tinker.trainer import TinkerTrainer  # late: it loads torch and transformers
     from verifiers_trainer.policy import checkpoint_files
 
-    config = TinkerConfig.of(settings)
     trainer = TinkerTrainer(load_environment(env_id, **env_args), config)
     resume = not fresh and checkpoint_files.newest_valid(config.folder) is not None
     numbers = trainer.train(resume_from_checkpoint=resume)
