@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.warm import Warm
-from support.whole_files import WholeFiles, rank
+
+if TYPE_CHECKING:
+    from support.whole_files import WholeFiles
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looked for once, not five times
 
@@ -54,12 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         strategies.text().validate()
     if hasattr(config, "workerinput"):
+        from support.whole_files import rank  # imports pytest-xdist, which the environments of peers do not have
+
         items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "WholeFiles | None":
     """Whole files, unless another ``--dist`` is asked for."""
+    from support.whole_files import WholeFiles
+
     return WholeFiles(config, log) if config.getoption("dist") == "load" else None
 
 

@@ -51,3 +51,30 @@ def test_a_file_stays_with_one_process_and_one_that_dies_loses_the_test_it_died_
     done = re.findall(r"\[(gw\d)\].* (PASSED|FAILED) test_(\w)\.py::test_it\[(\d)\]", ran.stdout)
     assert sorted((file, number) for _, how, file, number in done if how == "FAILED") == [("b", "2"), ("d", "2")]
     assert {len({process for process, _, file, _ in done if file == name}) for name in "ac"} == {1}
+
+
+ALONE = """
+import sys
+import pytest
+
+class Hidden:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "xdist":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Hidden)
+sys.path.insert(0, sys.argv[1])
+sys.exit(pytest.main(["-q", "--rootdir", ".", "."]))
+"""
+
+
+@pytest.mark.parametrize("is_imported", [False, True], ids=["ours", "negative control"])
+def test_tests_run_where_pytest_xdist_is_not_installed(tmp_path, monkeypatch, is_imported):
+    """As in the environments of ``tests/real/peers.py``."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
+    head = "from support.whole_files import WholeFiles\n" if is_imported else ""
+    (tmp_path / "conftest.py").write_text(head + (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    words = [sys.executable, "-c", ALONE, str(ROOT / "tests")]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert ("No module named 'xdist" in ran.stderr, "1 passed" in ran.stdout) == (is_imported, not is_imported), ran

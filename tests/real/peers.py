@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CORE, TRAINER = REPOSITORY / "packages/core", REPOSITORY / "packages/trainer"
+CORE, TRAINER, SANDBOXES = (REPOSITORY / "packages" / name for name in ("core", "trainer", "sandboxes"))
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
@@ -62,7 +62,7 @@ def _project(folder: Path) -> str:
 
 TIERS = {
     "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
-    "harbor": Tier(("harbor==0.24.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
+    "harbor": Tier(("harbor==0.26.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
         ("test_peer_trl.py",),
@@ -92,6 +92,15 @@ TIERS = {
     "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
+    ),
+    "sandboxes": Tier(
+        ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)
+    ),
+    "prime-sandboxes": Tier(("prime-sandboxes==0.5.1",), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)),
+    "trackers": Tier(
+        ("wandb==0.31.0", "trackio==0.43.0", "tensorboard==2.21.0", TORCH),
+        ("../trainer/run/test_trackers.py",),
+        (CORE, TRAINER),
     ),
 }
 
