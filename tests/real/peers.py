@@ -27,6 +27,8 @@ SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
 TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
 TORCH = "torch==2.13.0"
+SKYRL_NEEDS = ("skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata")
+"""Imported by skyrl, which does not declare them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,15 @@ TIERS = {
         alone=(TRAINER,),
     ),
     "skyrl": Tier(
-        ("skyrl==0.3.0", "skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata", TORCH),
+        ("skyrl==0.3.0", *SKYRL_NEEDS, TORCH),
         ("test_peer_skyrl.py",),
         alone=(TRAINER,),
+    ),
+    "skyrl-0.4": Tier(
+        ("skyrl==0.4.0", *SKYRL_NEEDS, "orjson", "pybase64", TORCH),
+        ("test_peer_skyrl.py",),
+        alone=(TRAINER,),
+        python="3.12",
     ),
     "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
     "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, *ENVIRONMENTS)),
@@ -90,6 +98,7 @@ TIERS = {
     ),
     "published": Tier(("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)),
     "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
+    "tinker-0.25": Tier(("tinker==0.25.0", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
     ),
