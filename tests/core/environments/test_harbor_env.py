@@ -180,6 +180,7 @@ def test_what_cannot_be_honoured_is_refused_by_name_or_waived(tmp_path, toml, ke
         (lambda folder: (folder / "task.toml").write_text("[agent]\ntimeout_sec = 'x'\n"), "must be a number above 0"),
         (lambda folder: (folder / "task.toml").write_text("artifacts = ['app']"), "must be an absolute path"),
         (lambda folder: (folder / "environment" / "docker-compose.yaml").write_text(""), "docker-compose.yaml"),
+        (lambda folder: (folder / "tests" / ".harborignore").write_text("data/"), "tests/.harborignore cannot be"),
         (lambda folder: (folder / "tests" / "data").symlink_to("/etc"), "leaves the task folder"),
         (lambda folder: (folder / "environment" / "Dockerfile").unlink(), "files without a Dockerfile"),
     ],

@@ -11,6 +11,7 @@ import pytest
 from support.training import metrics_of, run, small_trainer
 from verifiers_trainer.run import trackers
 
+pytestmark = pytest.mark.real
 STEPS = 3
 
 
@@ -20,7 +21,7 @@ def trained(tmp_path, monkeypatch):
 
     def train(name, **environment):
         if find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
+            pytest.skip(f"{name} is not installed: python3 tests/real/peers.py trackers")
         for key, value in environment.items():
             monkeypatch.setenv(key, value)
         monkeypatch.chdir(tmp_path)
@@ -46,7 +47,7 @@ run(small_trainer(Path({folder!r}), max_steps={steps}, **settings), resume_from_
 
 def test_wandb_keeps_an_offline_run_with_completions_asks_nobody_to_log_in_and_goes_on_when_resumed(tmp_path):
     if find_spec("wandb") is None:
-        pytest.skip("wandb is not installed")
+        pytest.skip("wandb is not installed: python3 tests/real/peers.py trackers")
     secrets = {"WANDB_API_KEY", "WANDB_MODE"}
     environment = {key: value for key, value in os.environ.items() if key not in secrets}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

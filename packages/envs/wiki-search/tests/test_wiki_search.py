@@ -240,7 +240,11 @@ def test_a_missing_extra_is_named_before_the_first_request():
         vf.load_environment("wiki-search", retriever="dense")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra dense of vf-wiki-search")
+@pytest.mark.real
+@pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime") is None,
+    reason="the extra dense is not installed: python3 tests/real/peers.py dense",
+)
 def test_dense_retrieval_finds_by_meaning(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     from vf_wiki_search.corpus import Corpus

@@ -7,7 +7,7 @@ Promise: what a task asks for and the sandbox cannot give (a network, GPUs, an i
 refused with one sentence, by Harbor's own checks or by ours. A command that overruns its time is ended with all other
 processes of the sandbox.
 
-Imported by Harbor only: it needs the package ``harbor`` (0.24.0, Python 3.12 or later).
+Imported by Harbor only: it needs the package ``harbor`` (0.26.0, Python 3.12 or later).
 """
 
 from __future__ import annotations

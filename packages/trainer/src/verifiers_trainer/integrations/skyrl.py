@@ -10,8 +10,8 @@ masked and ``vf_unscored`` = 1. A rollout that forked needs ``generator.step_wis
 samples is then a step, and the last one has the reward. ``zero_reward_on_non_stop`` and ``apply_overlong_filtering``
 have the semantics of SkyRL's generator.
 
-Tested with skyrl 0.3.0: its types, metrics and validator over a real endpoint, on a CPU. Its trainer needs CUDA and was
-not run.
+Tested with skyrl 0.3.0 and 0.4.0: its types, metrics and validator over a real endpoint, on a CPU. Its trainer needs
+CUDA and was not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # 
 SKYRL = Peer(
     "skyrl",
     "skyrl",
-    ("0.3.0",),
+    ("0.3.0", "0.4.0"),
     lambda: beside_trainer("skyrl==0.3.0 skyrl-gym loguru aiohttp ray jaxtyping torchdata"),
 )
 MODULE = "verifiers_trainer.integrations.skyrl"

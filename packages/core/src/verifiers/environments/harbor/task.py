@@ -4,7 +4,7 @@ Promise: what a task asks for and this package cannot give is refused with the t
 is unknown is refused too. ``waive`` names keys that may be ignored, such as ``"environment.network_mode"``. Reading
 executes nothing.
 
-*Source*: the package ``harbor`` 0.24.0 (``harbor.models.task.config``), Apache-2.0.
+*Source*: the package ``harbor`` 0.26.0 (``harbor.models.task.config``), Apache-2.0.
 """
 
 from __future__ import annotations
@@ -289,6 +289,9 @@ def _check_files(folder: Path, read: _Reader) -> None:
         if (folder / name).exists():
             raise read.refuse(name, "it is not supported", "delete it, or leave the task out")
     for path in folder.rglob("*"):
+        if path.name == ".harborignore":  # Harbor then leaves files out of tests/ and solution/: other checks would run
+            name = path.relative_to(folder).as_posix()
+            raise read.refuse(name, "it is not supported", "delete it and the files that it names")
         if path.is_symlink() and not path.resolve().is_relative_to(folder):
             raise ConfigError(f"task {folder.name}: the link {path} leaves the task folder", example_id=folder.name)
 

@@ -8,7 +8,8 @@ is a complete run: pipeline, advantages, samples and checkpoints of this package
 step of the service; ``cookbook`` converts rollouts for the loop of tinker-cookbook. As a command:
 ``python -m verifiers_trainer.integrations.tinker @ file.toml``, with the key in TINKER_API_KEY.
 
-Tested with SDK 0.24.1 against the server of skyrl 0.3.0 (JAX on a CPU), not against the hosted service.
+Tested with SDK 0.24.1 and 0.25.0 against the servers of skyrl 0.3.0 and 0.4.0 (JAX on a CPU), not against the hosted
+service.
 """
 
 from __future__ import annotations

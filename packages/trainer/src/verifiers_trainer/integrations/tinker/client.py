@@ -21,7 +21,7 @@ from verifiers_trainer.integrations.token_client import TokenClient
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-TINKER = Peer("tinker", "tinker", ("0.24.1",), lambda: install_line("verifiers-trainer", "tinker"))
+TINKER = Peer("tinker", "tinker", ("0.24.1", "0.25.0"), lambda: install_line("verifiers-trainer", "tinker"))
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
 
 
