@@ -1,18 +1,20 @@
-"""Rubrics: reward functions with weights, and the resulting scores of rollouts."""
+"""Rubrics: reward functions with weights, and the resulting scores of rollouts.
+
+Each class is imported on first use: the worker processes that compare mathematics need none.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from verifiers.rubrics.rubric import Rubric
-from verifiers.rubrics.rubric_group import RubricGroup
-from verifiers.rubrics.scores import RolloutScore, RolloutScores
-
 if TYPE_CHECKING:
     from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
     from verifiers.rubrics.judge_rubric import JudgeRubric
     from verifiers.rubrics.math_rubric import MathRubric
+    from verifiers.rubrics.rubric import Rubric
+    from verifiers.rubrics.rubric_group import RubricGroup
+    from verifiers.rubrics.scores import RolloutScore, RolloutScores
     from verifiers.rubrics.tool_rubric import ToolRubric
 
 __all__ = [
@@ -30,6 +32,10 @@ _LAZY = {
     "HybridMathRubric": "hybrid_math_rubric",
     "JudgeRubric": "judge_rubric",
     "MathRubric": "math_rubric",
+    "RolloutScore": "scores",
+    "RolloutScores": "scores",
+    "Rubric": "rubric",
+    "RubricGroup": "rubric_group",
     "ToolRubric": "tool_rubric",
 }
 
