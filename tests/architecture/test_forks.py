@@ -117,6 +117,16 @@ def test_the_first_failure_ends_every_process_where_that_is_asked_for(tmp_path):
     assert "c" not in logged
 
 
+def test_a_file_that_starts_a_thread_when_it_is_imported_is_refused(tmp_path):
+    (tmp_path / "log").touch()
+    (tmp_path / "test_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(5,), name='mine', daemon=True).start()\n"
+    )
+    told, logged = run(tmp_path, {"a": "pass"}, "-q")
+    assert "starts threads when it is imported, which no fork has: ['mine']" in told, told
+    assert not logged
+
+
 ALONE = """
 import sys
 import pytest

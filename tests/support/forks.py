@@ -13,6 +13,7 @@ import itertools
 import multiprocessing
 import os
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -79,6 +80,8 @@ class Forks:
         """Run all tests. A process that dies loses the test it died of, which fails; another takes up the rest."""
         if session.testsfailed or session.config.option.collectonly:
             return None  # pytest's own loop says so
+        if others := [one.name for one in threading.enumerate() if one is not threading.main_thread()]:
+            raise pytest.UsageError(f"a test file starts threads when it is imported, which no fork has: {others}")
         session.items.sort(key=lambda item: rank(item.nodeid))
         units: dict[str, list[int]] = {}
         for number, item in enumerate(session.items):
