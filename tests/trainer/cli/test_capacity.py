@@ -169,6 +169,11 @@ def test_measured_before_setting_and_given_before_measured(earlier):
     assert plan.placement.samplers == 3
 
 
+def test_an_earlier_run_is_recommended_where_none_is_given(earlier):
+    assert "inputs are assumed: --plan-from RUN" in plan_text(capacity_plan(WORDS))
+    assert "inputs are assumed: --plan-with NAME" in plan_text(capacity_plan(WORDS, run=str(earlier)))
+
+
 def test_the_prediction_of_the_run_itself_is_its_step(earlier):
     def of_batch(size: int) -> StepTime:
         words = (

@@ -502,11 +502,10 @@ def plan_text(plan: CapacityPlan) -> str:
             f"faster with the same devices: {split.samplers} for inference and {split.trainers} for training, "
             f"{_seconds(best.step_s)} a batch"
         )
-    num_assumed = sum(listed_inputs[name].origin == ASSUMED for name in listed_inputs)
-    if num_assumed:
-        lines.append(
-            f"{num_assumed} inputs are assumed: --plan-from RUN measures them, --plan-with NAME=VALUE gives them"
-        )
+    origins = [one.origin for one in listed_inputs.values()]
+    if num_assumed := origins.count(ASSUMED):
+        measures = "" if MEASURED in origins else "--plan-from RUN measures most of them, "
+        lines.append(f"{num_assumed} inputs are assumed: {measures}--plan-with NAME=VALUE gives them")
     return "\n".join(lines)
 
 
