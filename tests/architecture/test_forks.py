@@ -42,12 +42,12 @@ def test_it(number, shared, tmp_path):
 """
 
 
-def run(folder: Path, files: dict[str, str], *words: str) -> tuple[str, dict[str, list[list[str]]]]:
-    """Run one test file per name with its own last line, in two processes.
+def run(folder: Path, files: dict[str, str], *words: str, broken: str = "") -> tuple[str, dict[str, list[list[str]]]]:
+    """Run one test file per name with its own last line, in two processes, with what is ``broken`` in conftest.py.
 
     *Returns* what pytest printed, and of each file what its tests have logged: process, number and folder.
     """
-    (folder / "conftest.py").write_text(CONFTEST.format(tests=str(ROOT / "tests")))
+    (folder / "conftest.py").write_text(CONFTEST.format(tests=str(ROOT / "tests")) + broken)
     for name, line in files.items():
         (folder / f"test_{name}.py").write_text(FILE.format(name=name, line=line))
     command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "--rootdir", folder, *words, folder]
@@ -90,6 +90,21 @@ def test_a_process_that_dies_loses_the_test_it_died_of(tmp_path):
     assert sorted(re.findall(r"(\S+) FAILED", told)) == ["test_b.py::test_it[2]", "test_d.py::test_it[2]"]
     assert told.count("the process that ran it ended with exit code 7") == 2
     assert all([what for _, what, *_ in logged[name] if what != "closed"] == [*"012345"] for name in "abcd")
+
+
+def test_a_process_that_dies_is_missed_also_while_its_own_fork_lives_on(tmp_path):
+    """Which holds what the other end would see closed."""
+    dies = "import time; number == 2 and (os.fork() and os._exit(7) or time.sleep(8) or os._exit(0))"
+    told, logged = run(tmp_path, {"a": "pass", "b": dies}, "-q", "-rN")
+    assert "1 failed, 11 passed" in told, told
+    assert [what for _, what, *_ in logged["b"] if what != "closed"] == [*"012345"]
+
+
+def test_processes_that_die_before_their_first_test_end_the_run(tmp_path):
+    (tmp_path / "log").touch()
+    told, logged = run(tmp_path, {"a": "pass"}, "-q", broken="forks.Record.__init__ = None")
+    assert "a process of tests ended between tests, with code 1" in told, told
+    assert not logged
 
 
 def test_what_a_test_prints_warns_and_skips_is_told_once(tmp_path):

@@ -39,6 +39,9 @@ LONGEST_FIRST = (
 )
 """Units of ten seconds and more. An omission costs a longer end, nothing else."""
 
+LOOK_S = 2.0
+"""Interval of looks at whether processes that say nothing have died."""
+
 
 @functools.cache
 def unit_of(file: str) -> str:
@@ -94,9 +97,10 @@ class Forks:
                 while waiting and len(running) < self._number:
                     fork = Fork(session, waiting)
                     running[fork.line] = fork
-                for line in wait(list(running)):
-                    if not running[cast(Connection, line)].read():
-                        del running[cast(Connection, line)]
+                ended = [line for line, fork in running.items() if not fork.process.is_alive()]
+                for line in ended or cast(list[Connection], wait(list(running), LOOK_S)):
+                    if not running[line].read():
+                        del running[line]
                 if session.shouldfail:
                     raise session.Failed(session.shouldfail)
                 if session.shouldstop:
@@ -122,7 +126,10 @@ class Fork:
 
     def read(self) -> bool:
         """Take one message; *returns* False when it was the last."""
+        is_alive = self.process.is_alive()
         try:
+            if not is_alive and not self.line.poll():  # its end may still be open in a process that it has forked
+                raise EOFError
             match self.line.recv():
                 case None:
                     unit = self._waiting.popleft() if self._waiting else []
@@ -143,6 +150,10 @@ class Fork:
             what = f"the process that ran it ended with exit code {self.process.exitcode}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "call")
             self._session.config.hook.pytest_runtest_logreport(report=report)
+        elif self.process.exitcode:
+            raise self._session.Interrupted(
+                f"a process of tests ended between tests, with code {self.process.exitcode}"
+            )
         return False
 
     def _report(self, reports: list[dict[str, Any]], warned: list[tuple[str, str, str, int, str, str]]) -> None:
