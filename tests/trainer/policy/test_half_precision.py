@@ -7,7 +7,7 @@ import torch
 
 from support.training import StepLog, run, small_trainer, weights_hash
 from verifiers.errors import CheckpointError
-from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy import checkpoint_files, logprobs
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run import sanity_checks
 
@@ -59,13 +59,64 @@ def test_on_a_cpu_fp16_is_float32_and_that_is_said(tmp_path, caplog):
     run(trainer)
 
 
-def in_fp16(trainer, scale, monkeypatch):
-    """The trainer as it is with fp16 on a GPU, on the CPU: its forward pass in fp16, its loss scaled."""
-    trainer.args.__dict__["fp16"] = True
-    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+def in_half(trainer, precision, monkeypatch):
+    """The trainer as it is with bf16 or fp16 on a GPU, on the CPU: its forward pass in that."""
+    trainer.args.__dict__[precision] = True
     trainer.accelerator.native_amp = True
-    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", precision)
     return trainer
+
+
+def in_fp16(trainer, scale, monkeypatch):
+    """The same with its loss scaled."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return in_half(trainer, "fp16", monkeypatch)
+
+
+def dtype_in_training(trainer):
+    """The dtype inside the layers in the last training step of a run."""
+    dtypes = []
+
+    def record(layer, arguments, output):
+        if torch.is_grad_enabled():
+            dtypes.append(output.dtype)
+
+    hook = trainer.model.model.layers[0].mlp.down_proj.register_forward_hook(record)
+    run(trainer)
+    hook.remove()
+    return dtypes[-1]
+
+
+def test_bf16_is_computed_in_every_training_of_a_model(tmp_path, monkeypatch):
+    """Whatever wraps the forward pass, as accelerate's autocast does, is kept from run to run."""
+    assert dtype_in_training(small_trainer(tmp_path / "f32", max_steps=1)) == torch.float32  # negative control
+    trainer = in_half(small_trainer(tmp_path / "a", max_steps=1), "bf16", monkeypatch)
+    assert dtype_in_training(trainer) == torch.bfloat16
+    assert dtype_in_training(trainer) == torch.bfloat16
+    again = in_half(small_trainer(tmp_path / "b", model=trainer.model, max_steps=1), "bf16", monkeypatch)
+    assert dtype_in_training(again) == torch.bfloat16
+
+
+def test_bf16_is_computed_with_the_full_head_too(tmp_path, monkeypatch, caplog):
+    trainer = in_half(small_trainer(tmp_path, max_steps=1), "bf16", monkeypatch)
+    monkeypatch.setattr(logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale=1.5))
+    assert dtype_in_training(trainer) == torch.bfloat16
+    assert "the full head is used" in caplog.text
+
+
+def test_a_run_says_the_precision_it_computes_in(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    run(in_half(small_trainer(tmp_path / "half", max_steps=1), "bf16", monkeypatch))
+    assert "the layers compute in bfloat16" in caplog.text
+    run(small_trainer(tmp_path / "whole", max_steps=1))
+    assert "the layers compute in float32" in caplog.text
+
+
+def test_a_precision_that_is_set_and_not_computed_in_is_a_warning(tmp_path, caplog):
+    trainer = small_trainer(tmp_path)
+    trainer.args.__dict__["bf16"] = True
+    sanity_checks.check_forward(trainer.model, trainer.args)
+    assert "bf16 is set, and the layers compute in float32" in caplog.text
 
 
 def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch, caplog):
@@ -80,15 +131,16 @@ def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch,
     assert trainer.accelerator.scaler.get_scale() == 2.0**10
 
 
-@pytest.mark.parametrize("is_half", [True, False])
-def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, caplog, is_half):
-    """Weights may be kept in float32 and the forward pass still round: only what is beyond rounding counts."""
+@pytest.mark.parametrize("scale", [1.0, 1.01])
+def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, monkeypatch, caplog, scale):
+    """Both heads see the same rounded states: a difference of a hundredth of the logits is found."""
     trainer = small_trainer(tmp_path)
-    trainer.args.__dict__["bf16"] = is_half
+    trainer.args.__dict__["bf16"] = True
+    monkeypatch.setattr(logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale))
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):
         sanity_checks.check_forward(trainer.model, trainer.args)
-    assert ("the full head is used" in caplog.text) is not is_half, "negative control"
+    assert ("the full head is used" in caplog.text) is (scale != 1.0)
 
 
 def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(tmp_path, monkeypatch):

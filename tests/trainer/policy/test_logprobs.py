@@ -18,7 +18,7 @@ from transformers import CohereConfig, FalconMambaConfig, Gemma2Config, GraniteC
 from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
 from verifiers_trainer.policy import logprobs as logprobs_module
-from verifiers_trainer.policy.forward_checks import check_head, check_packing
+from verifiers_trainer.policy.forward_checks import HEAD_TOLERANCE, check_head, check_packing
 from verifiers_trainer.policy.logprobs import (
     Layout,
     LogitTransform,
@@ -409,11 +409,21 @@ def test_a_mask_or_a_cache_from_the_caller_is_refused():
         model(input_ids=tokens, past_key_values=object())
 
 
+@EVERY_MODEL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_right_head_differs_by_less_than_the_one_bound_in_every_precision(name, dtype):
+    """Float32 weights are computed in bfloat16 by autocast: both heads then see the same rounded states."""
+    model = MODELS[name]().to(dtype)
+    install_logprob_forward(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+        assert check_head(model).difference <= 1e-5 < HEAD_TOLERANCE
+
+
 def test_the_head_check_finds_a_transform_it_does_not_know():
     model = MODELS["granite, divided"]()
     lm = install_logprob_forward(model)
     assert check_head(model).ok
-    lm._logprob_head = type(lm._logprob_head)(LogitTransform(), None, False, None)
+    lm._logprob_head.transform = LogitTransform()
     assert not check_head(model).ok
 
 

@@ -19,6 +19,7 @@ from verifiers_trainer.policy.logprobs import (
     find_causal_lm,
     install_logprob_forward,
     is_installed,
+    precision_kept,
     stock_forward,
     uninstall,
 )
@@ -44,20 +45,42 @@ class SelfCheck:
 
 
 def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
-    """Compare the installed head with the stock logits of the same random tokens; 1e-4 allowed in fp32.
+    """Compare the installed head with the stock logits of the same random tokens; 1e-4 allowed.
 
-    In half precision the mean difference is compared with `HALF_TOLERANCE`. Every rank of a sharded run must call it.
+    Both are computed within what wraps the model's forward, such as autocast, with the head in the precision of its
+    weight, of as many tokens, and fp32 after it: only what the head computes can differ, so one bound serves every
+    precision. Every rank of a sharded run must call it.
     """
     with _quiet(model):
-        tokens = _random_tokens(model, num_tokens)
+        tokens, head = _random_tokens(model, num_tokens), find_causal_lm(model).get_output_embeddings()
         ours = model(input_ids=tokens).logprobs[1:]
-        with stock_forward(model):
-            logits = model(input_ids=tokens, attention_mask=None, use_cache=False).logits[0, :-1]
-    logits = logits.to(ours.dtype)
+        with stock_forward(model), precision_kept(head):
+            hooks = [
+                head.register_forward_pre_hook(lambda module, hidden: (hidden[0][:, :-1],)),
+                head.register_forward_hook(lambda module, hidden, logits: _at_least_fp32(logits)),
+            ]
+            logits = model(input_ids=tokens, attention_mask=None, use_cache=False).logits[0]
+            for hook in hooks:
+                hook.remove()
     stock = torch.log_softmax(logits, dim=-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
-    if _is_half(model):
-        return SelfCheck(_finite((ours - stock).abs().mean()), HALF_TOLERANCE)
     return SelfCheck(_finite((ours - stock).abs().max()), HEAD_TOLERANCE)
+
+
+def _at_least_fp32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def layer_dtype(model: nn.Module) -> torch.dtype | None:
+    """The dtype that the model's first linear layer computes in, measured; None for a model without one."""
+    dtypes: list[torch.dtype] = []
+    layer = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
+    if layer is None:
+        return None
+    hook = layer.register_forward_hook(lambda module, hidden, out: dtypes.append(out.dtype))
+    with _quiet(model):
+        model(input_ids=_random_tokens(model, 2))
+    hook.remove()
+    return dtypes[0]
 
 
 def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_half: bool = False) -> SelfCheck:

@@ -12,6 +12,7 @@ of a row together are small, they are stored for the backward pass; otherwise ea
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -200,12 +201,19 @@ def _even_sizes(total: int, parts: int) -> list[int]:
 # --- the forward ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Installed:
+    """What the installed forward reads at each call; ``transform`` to ``full_head`` are what a caller may change."""
+
     transform: LogitTransform
     chunk_tokens: int | None
     full_head: bool
     previous: Callable[..., Any] | None  # the forward that was set on the instance before
+    forward: Callable[..., Any]  # the function that replaced it
+    is_on: bool = True
+
+    def stock(self, lm: PreTrainedModel) -> Callable[..., Any]:
+        return self.previous or MethodType(type(lm).forward, lm)
 
 
 def find_causal_lm(model: nn.Module) -> Any:
@@ -233,43 +241,63 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
     model with the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``full_head`` goes
     through the stock head and holds all logits: for architectures that fail `check_head`.
 
-    A deep copy made afterwards carries the replaced forward; `uninstall` restores the stock one. Installing
-    again replaces the earlier settings. Raises ConfigError when there is no causal LM.
+    The forward is replaced once and reads its settings at each call: accelerate wraps it in autocast, and a second
+    replacement would take that wrapper off. Installing again therefore only changes settings. A deep copy made
+    afterwards carries the replaced forward. Raises ConfigError when there is no causal LM.
     """
     lm = find_causal_lm(model)
-    uninstall(lm)
-    state = _Installed(LogitTransform.of(lm.config), chunk_tokens, full_head, lm.__dict__.get("forward"))
-    setattr(lm, _STATE, state)
-    lm.forward = MethodType(_logprob_forward, lm)
+    transform = LogitTransform.of(lm.config)
+    state: _Installed | None = lm.__dict__.get(_STATE)
+    if state is not None:
+        state.transform, state.chunk_tokens, state.full_head, state.is_on = transform, chunk_tokens, full_head, True
+        return lm
+
+    @functools.wraps(type(lm).forward)  # ``generate`` reads the parameters
+    def forward(self: PreTrainedModel, *arguments: Any, **keywords: Any) -> Any:
+        state: _Installed = self.__dict__[_STATE]
+        if state.is_on:
+            return _logprob_forward(self, *arguments, **keywords)
+        return state.stock(self)(*arguments, **keywords)
+
+    setattr(lm, _STATE, _Installed(transform, chunk_tokens, full_head, lm.__dict__.get("forward"), forward))
+    lm.forward = MethodType(forward, lm)
     return lm
 
 
 def is_installed(model: nn.Module) -> bool:
-    """Whether the log-probability forward is installed on this instance."""
-    return _STATE in find_causal_lm(model).__dict__
+    """Whether the log-probability forward is in force on this instance."""
+    state: _Installed | None = find_causal_lm(model).__dict__.get(_STATE)
+    return state is not None and state.is_on
 
 
 def uninstall(model: nn.Module) -> None:
-    """Restore the instance's previous forward; do nothing when none was installed."""
+    """Restore the instance's previous forward; do nothing when none was installed.
+
+    A forward that something has wrapped meanwhile stays where it is and calls the previous one.
+    """
     lm = find_causal_lm(model)
-    state: _Installed | None = lm.__dict__.pop(_STATE, None)
-    if state is not None:
-        lm.__dict__.pop("forward", None)
+    state: _Installed | None = lm.__dict__.get(_STATE)
+    if state is None:
+        return
+    state.is_on = False
+    if getattr(lm.forward, "__func__", None) is state.forward:
+        del lm.__dict__[_STATE], lm.__dict__["forward"]
         if state.previous is not None:
             lm.forward = state.previous
 
 
 @contextlib.contextmanager
 def stock_forward(model: nn.Module) -> Iterator[None]:
-    """Install the stock forward for the block, which returns logits; restore the previous one at its end."""
-    lm = find_causal_lm(model)
-    saved = {name: lm.__dict__[name] for name in ("forward", _STATE) if name in lm.__dict__}
-    uninstall(lm)
+    """Have the stock forward in force for the block, which returns logits, within all that wraps it."""
+    state: _Installed | None = find_causal_lm(model).__dict__.get(_STATE)
+    was_on = state is not None and state.is_on
     try:
+        if state is not None:
+            state.is_on = False
         yield
     finally:
-        lm.__dict__.pop("forward", None)
-        lm.__dict__.update(saved)
+        if state is not None:
+            state.is_on = was_on
 
 
 def _logprob_forward(
@@ -332,7 +360,7 @@ def _logprob_forward(
 
 
 @contextlib.contextmanager
-def _precision_kept(head: nn.Module) -> Iterator[None]:
+def precision_kept(head: nn.Module) -> Iterator[None]:
     """Run ``head`` in the precision of its weight for the block, as a chunk does; restore its forward after it."""
     instance_forward = head.__dict__.get("forward")
     keep_precision(head)
@@ -450,9 +478,8 @@ def _outputs(lm: PreTrainedModel, place: Layout) -> tuple[Tensor, Callable[[Tens
         "use_cache": False,
     }
     if state.full_head:
-        forward = state.previous or MethodType(type(lm).forward, lm)
-        with _precision_kept(lm.get_output_embeddings()):
-            return _in_the_row(forward(**arguments).logits, place), nn.Identity(), None
+        with precision_kept(lm.get_output_embeddings()):
+            return _in_the_row(state.stock(lm)(**arguments).logits, place), nn.Identity(), None
     backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
     states = _in_the_row(backbone(**arguments).last_hidden_state, place)
     return states, lm.get_output_embeddings(), state.transform

@@ -21,7 +21,7 @@ from verifiers_trainer.algorithm.packing import PackedRow, pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
-from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
+from verifiers_trainer.policy.forward_checks import check_head, check_packing, check_sharing, layer_dtype
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import RESHAPING
@@ -44,12 +44,17 @@ of 135 M parameters in bfloat16 0.03 was measured where only the shapes of sampl
 def check_forward(model: PreTrainedModel, config: RLConfig) -> None:
     """Compare our forward pass with the stock one; on a difference fall back to the stock parts with a warning.
 
-    With bf16 or fp16 the forward pass rounds to half precision whatever the weights' dtype, so the tolerance is larger.
+    Logs the precision that the layers compute in, as measured, and warns where it is not the one that is set.
     """
     with threads_for(model):  # the engine that sets them starts afterwards
         is_half = bool(config.bf16 or config.fp16)
+        if (dtype := layer_dtype(model)) is not None:
+            computed = str(dtype).removeprefix("torch.")
+            log.info("the layers compute in %s", computed)
+            if is_half and dtype not in (torch.bfloat16, torch.float16):
+                log.warning("%s is set, and the layers compute in %s", "bf16" if config.bf16 else "fp16", computed)
         head = check_head(model)
-        if not head.ok and not (is_half and head.difference <= HALF_TOLERANCE):
+        if not head.ok:
             log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
             install_logprob_forward(model, full_head=True)
         if not config.packing:
