@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 import verifiers as vf
+from verifiers.clients import serving
 from verifiers.clients.dialects import DIALECTS
 from verifiers.environments.agents import conversation, gateway
 from verifiers.testing import ScriptedClient
@@ -38,7 +39,8 @@ class CountedJson:
 @pytest.fixture
 def counts(monkeypatch):
     counted = Counter()
-    monkeypatch.setattr(gateway, "json", CountedJson(counted))
+    for module in (serving, gateway):  # the one reads bodies, the other writes keys
+        monkeypatch.setattr(module, "json", CountedJson(counted))
     parse, digest, write = DIALECTS["chat"].parse_request, conversation._digest, gateway.web.StreamResponse.write
 
     def parse_request(body):

@@ -24,14 +24,16 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from verifiers.clients.dialects import DIALECTS, Dialect, DialectRequest
+from verifiers.clients.serving import DIALECT_OF, ModelServer, Refused, models_body, read_object, send_json, send_stream
 from verifiers.errors import ConfigError, InfraError
 from verifiers.runtime.alive import is_alive
 from verifiers.types import Message, Response
@@ -40,24 +42,14 @@ MODEL = "policy"
 """The model's name as agents see it; the run decides which model answers."""
 KEEP_ALIVE_S = 5.0
 """Seconds without an answer before a stream begins, and between its keep-alive events."""
-MAX_BODY_BYTES = 64 * 2**20
 MAX_REFUSALS = 20
-START_S = 20.0
 SOCKET = "gateway.sock"
 PREFIX = "verifiers-gateway-"
 MAX_BASE_BYTES = 50
 BYTES_PER_TOKEN = 4
 """For ``count_tokens``: an estimate, because the tokenizer is the server's."""
 
-_PATHS = {path: (name, dialect) for name, dialect in DIALECTS.items() for path in dialect.PATHS}
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a call got no completion: the HTTP status, and one sentence."""
-
-    status: int
-    message: str
+MODEL_FIELDS = {"id": MODEL, "type": "model", "display_name": MODEL}
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +74,12 @@ class Call:
         with contextlib.suppress(RuntimeError):  # the gateway ended with the process: no agent is left to answer
             self._loop.call_soon_threadsafe(_set, self._future, outcome)
 
-    async def outcome(self) -> Response | Refused:
-        """Wait for the answer; called on the gateway's loop, any number of times."""
-        return await asyncio.shield(self._future)
+    async def outcome(self) -> Response:
+        """Wait for the answer, on the gateway's loop, any number of times. *Raises* Refused."""
+        outcome = await asyncio.shield(self._future)
+        if isinstance(outcome, Refused):
+            raise Refused(outcome.status, str(outcome))  # a new one: each request that waits raises its own
+        return outcome
 
     def echo(self, response: Response) -> Message | None:
         """The answer as the agent's next request will hold it; None when it is several messages."""
@@ -173,13 +168,16 @@ def _key(dialect: str, request: DialectRequest) -> bytes:
     return hashlib.blake2b(json.dumps(seen, default=str, sort_keys=True).encode(), digest_size=16).digest()
 
 
-class Gateway:
+class Gateway(ModelServer):
     """The server. ``gateway()`` returns the one of this process.
 
     *Raises* InfraError when it cannot listen.
     """
 
+    thread_name = "verifiers-gateway"
+
     def __init__(self, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        super().__init__()
         self.keep_alive_s = keep_alive_s
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_base()))
@@ -189,16 +187,11 @@ class Gateway:
         """Address on loopback, without a path."""
         self._routes: dict[str, Route] = {}
         self._ended: dict[str, str] = {}
-        self._loop = asyncio.new_event_loop()
-        self._failure: BaseException | None = None
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(ready,), name="verifiers-gateway", daemon=True)
-        self._thread.start()
-        if not ready.wait(START_S) or self._failure is not None:
+        try:
+            self.start()
+        except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise InfraError(
-                f"the gateway of the agents cannot listen: {self._failure or f'no answer in {START_S:g} s'}"
-            ) from self._failure
+            raise InfraError(f"the gateway of the agents cannot listen: {error}") from error
 
     def open(self, dialects: tuple[str, ...] = tuple(DIALECTS)) -> Route:
         """Open a route for a rollout of the running loop."""
@@ -212,120 +205,86 @@ class Gateway:
             self._ended[route.id] = reason
             while len(self._ended) > 1000:
                 self._ended.pop(next(iter(self._ended)))
-            self._loop.call_soon_threadsafe(route.end, reason)
+            self.call(route.end, reason)
 
     def stop(self) -> None:
         """Stop the server and remove its socket. A second call does nothing."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5.0)
+        super().stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- the server's thread
 
-    def _serve(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            runner = self._loop.run_until_complete(self._listen())
-        except BaseException as error:  # noqa: BLE001  raised to the thread that waits for the start
-            self._failure = error
-            return
-        finally:
-            ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
-
-    async def _listen(self) -> web.AppRunner:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_route("*", "/r/{id}/{tail:.*}", self._handle)
-        app.router.add_route("*", "/{tail:.*}", self._elsewhere)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
+    async def listen(self, runner: web.ServerRunner) -> None:
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
         path = self.folder / SOCKET
         await web.UnixSite(runner, str(path), backlog=4096).start()
         path.chmod(0o666)  # the user inside a sandbox is another one
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
 
-    async def _elsewhere(self, request: web.Request) -> web.Response:
-        sentence = f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1"
-        return _error(DIALECTS["chat"], 404, sentence)
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        route = self._routes.get(request.match_info["id"])
-        path = request.match_info["tail"].removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
-        name, dialect = _PATHS.get(path, ("chat", DIALECTS["chat"]))
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        _, _, rest = request.path.partition("/r/")
+        route_id, _, path = rest.partition("/")
+        if not request.path.startswith("/r/") or not path:
+            raise Refused(
+                404, f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1"
+            )
+        route = self._routes.get(route_id)
         if route is None:
-            reason = self._ended.get(request.match_info["id"])
-            sentence = "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}"
-            return _error(dialect, 404, sentence)
+            reason = self._ended.get(route_id)
+            raise Refused(
+                404, "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}"
+            )
+        path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
         if path == "models" or path.startswith("models/"):
-            return web.json_response(_models(path))
-        if path not in _PATHS or request.method != "POST":
-            if request.method == "HEAD":
-                return web.Response()
-            offered = ", ".join(DIALECTS[one].PATHS[0] for one in route.dialects)
-            return _error(
-                dialect,
-                404,
-                route.refuse(
-                    f"the agent called {request.method} /v1/{path}, which is not "
-                    f"offered; offered are {offered} and models"
-                ),
-            )
-        if name not in route.dialects:
-            sentence = (
-                f"the agent called /v1/{path}, the dialect {name!r}, which this environment does not offer "
-                f"(dialect={route.dialects[0]!r})"
-            )
-            return _error(dialect, 404, route.refuse(sentence))
+            listing = models_body(MODEL_FIELDS)
+            return send_json(listing if path == "models" else listing["data"][0])
+        if request.method == "HEAD":
+            return web.Response()
         try:
-            body = json.loads(await request.read())
-            if not isinstance(body, dict):
-                raise ConfigError("the body is not an object")
+            dialect = _offered(request.method, path, route)
+            body = await read_object(request)
             if path.endswith("/count_tokens"):
-                return web.json_response({"input_tokens": _estimate(body)})
+                return send_json({"input_tokens": _estimate(body)})
             parsed = dialect.parse_request(body)
-        except (ValueError, ConfigError) as error:
-            return _error(dialect, 400, route.refuse(f"a request to /v1/{path} cannot be read: {error}"))
-        call = route.receive(name, parsed, dict(request.headers))
-        if not parsed.stream:
-            outcome = await call.outcome()
-            if isinstance(outcome, Refused):
-                return _error(dialect, outcome.status, outcome.message)
-            return web.json_response(dialect.response_body(outcome, parsed))
-        return await self._stream(request, dialect, call, parsed)
+        except ConfigError as error:
+            raise Refused(400, route.refuse(f"a request to /v1/{path} cannot be read: {error}")) from error
+        except Refused as refused:
+            route.refuse(str(refused))
+            raise
+        call = route.receive(dialect.NAME, parsed, dict(request.headers))
+        if parsed.stream:
+            events = self._events(dialect, call, parsed)
+            return await send_stream(request, events, partial(dialect.error_event, request=parsed))
+        return send_json(dialect.response_body(await call.outcome(), parsed))
 
-    async def _stream(
-        self, request: web.Request, dialect: Dialect, call: Call, parsed: DialectRequest
-    ) -> web.StreamResponse:
-        """Answer as a stream. It begins with the answer, or with keep-alive events after ``keep_alive_s``."""
+    async def _events(self, dialect: Dialect, call: Call, parsed: DialectRequest) -> AsyncGenerator[bytes, None]:
+        """The answer as a stream: at once, or an opening and keep-alive events after ``keep_alive_s``."""
         waiting = asyncio.ensure_future(call.outcome())
-        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        opening, write = b"".join(dialect.stream_opening(parsed)), dialect.stream_events
         try:
             while not (await asyncio.wait([waiting], timeout=self.keep_alive_s))[0]:
-                if not reply.prepared:
-                    await reply.prepare(request)
-                    await reply.write(b"".join(dialect.stream_opening(parsed)))
-                await reply.write(dialect.keep_alive(parsed))
-            outcome = waiting.result()
-            if isinstance(outcome, Refused):
-                if not reply.prepared:
-                    return _error(dialect, outcome.status, outcome.message)
-                await reply.write(dialect.error_event(outcome.status, outcome.message, parsed))
-            elif reply.prepared:
-                await reply.write(b"".join(dialect.stream_rest(outcome, parsed)))
-            else:
-                await reply.prepare(request)
-                await reply.write(b"".join(dialect.stream_events(outcome, parsed)))
-            await reply.write_eof()
-        except ConnectionResetError:
-            pass  # the agent has closed the connection; when it asks again, the answer is there
+                yield opening + dialect.keep_alive(parsed)
+                opening, write = b"", dialect.stream_rest
+            yield b"".join(write(waiting.result(), parsed))
         finally:
             waiting.cancel()
-        return reply
+
+
+def _offered(method: str, path: str, route: Route) -> Dialect:
+    """The dialect of a path that the route offers. *Raises* Refused."""
+    dialect = DIALECT_OF.get(path)
+    if dialect is None or method != "POST":
+        offered = ", ".join(DIALECTS[name].PATHS[0] for name in route.dialects)
+        raise Refused(
+            404, f"the agent called {method} /v1/{path}, which is not offered; offered are {offered} and models"
+        )
+    if dialect.NAME not in route.dialects:
+        raise Refused(
+            404,
+            f"the agent called /v1/{path}, the dialect {dialect.NAME!r}, which this environment does not offer "
+            f"(dialect={route.dialects[0]!r})",
+        )
+    return dialect
 
 
 def _base() -> Path:
@@ -340,22 +299,6 @@ def _sweep() -> None:
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not is_alive(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _error(dialect: Dialect, status: int, message: str) -> web.Response:
-    return web.json_response(dialect.error_body(status, message), status=status)
-
-
-def _models(path: str) -> dict[str, Any]:
-    model = {
-        "id": MODEL,
-        "object": "model",
-        "type": "model",
-        "created": 0,
-        "owned_by": "verifiers",
-        "display_name": MODEL,
-    }
-    return model if path != "models" else {"object": "list", "data": [model], "has_more": False}
 
 
 def _estimate(body: Mapping[str, Any]) -> int:

@@ -1,0 +1,125 @@
+"""The base of the servers of model APIs over real sockets: bounds, refusals, streams, start and stop."""
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from verifiers.clients import serving
+from verifiers.clients.dialects import DIALECTS
+from verifiers.clients.serving import ModelServer, Refused, read_body, read_object, send_json, send_stream
+
+MAX_BYTES = 1000
+
+
+class Echo(ModelServer):
+    """Answers with the number of bytes or of fields of a body, or as a stream of two events and a refusal."""
+
+    def __init__(self, port=0):
+        super().__init__()
+        self.port = port
+        self.num_ended = 0
+
+    async def listen(self, runner):
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        self.port = runner.addresses[0][1]
+
+    async def respond(self, request):
+        if request.path == "/bytes":
+            return send_json({"size": len(await read_body(request, MAX_BYTES))})
+        if request.path == "/stream":
+            return await send_stream(request, self.events(int(request.query["after"])), self.error_event)
+        if request.path == "/wait":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.num_ended += 1
+        return send_json({"size": len(await read_object(request))})
+
+    async def events(self, num_events):
+        for _ in range(num_events):
+            yield b"data: 1\n\n"
+        raise Refused(503, "no more", "messages")
+
+    def error_event(self, status, message):
+        return f"data: {status} {message}\n\n".encode()
+
+
+@pytest.fixture
+def server():
+    echo = Echo()
+    echo.start()
+    yield echo
+    echo.stop()
+
+
+async def post(server, path, data=b"{}", **more):
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"http://127.0.0.1:{server.port}{path}", data=data, **more) as reply:
+            return reply.status, await reply.text()
+
+
+@pytest.mark.parametrize(("size", "status"), [(MAX_BYTES, 200), (MAX_BYTES + 1, 413)])
+async def test_a_body_above_the_bound_is_refused_and_one_at_it_is_read(server, size, status):
+    assert (await post(server, "/bytes", b"x" * size))[0] == status
+
+
+async def test_the_bound_counts_decoded_bytes(server):
+    status, text = await post(server, "/bytes", b"x" * 10**6, compress="deflate")
+    assert (status, json.loads(text)["error"]["message"]) == (413, "the body is longer than 1000 bytes")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 100_000, b"\xff"])
+async def test_what_is_no_object_is_refused(server, body):
+    assert (await post(server, "/v1/chat/completions", body))[0] == 400
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_a_refusal_has_the_form_of_its_path(server, name):
+    _, text = await post(server, f"/v1/{DIALECTS[name].PATHS[0]}", b"[]")
+    assert json.loads(text) == DIALECTS[name].error_body(400, "the body is not an object")
+
+
+async def test_a_stream_is_refused_as_a_whole_before_its_first_event_and_inside_after_it(server):
+    status, text = await post(server, "/stream?after=0")
+    error = json.loads(text)["error"]
+    assert (status, error["message"], error["param"]) == (503, "no more", "messages")
+    assert await post(server, "/stream?after=2") == (200, "data: 1\n\ndata: 1\n\ndata: 503 no more\n\n")
+
+
+async def test_a_client_that_disconnects_ends_its_request(server):
+    with contextlib.suppress(TimeoutError):
+        await post(server, "/wait", timeout=aiohttp.ClientTimeout(0.2))
+    for _ in range(100):
+        if server.num_ended:
+            break
+        await asyncio.sleep(0.05)
+    assert server.num_ended == 1
+
+
+def test_an_address_that_is_taken_is_an_error_of_the_start():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="address already in use"):
+        Echo(taken.getsockname()[1]).start()
+
+
+def test_a_start_that_takes_too_long_is_an_error(monkeypatch):
+    async def never(self, runner):
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(Echo, "listen", never)
+    with pytest.raises(TimeoutError, match="no answer"):
+        Echo().start(0.1)
+
+
+async def test_stop_ends_what_is_answered_and_may_be_called_again(server):
+    waiting = asyncio.ensure_future(post(server, "/wait"))
+    await asyncio.sleep(0.2)
+    await asyncio.to_thread(server.stop)
+    server.stop()
+    with pytest.raises(aiohttp.ClientError):
+        await waiting
+    assert server.shutdown_s < serving.STOP_S
