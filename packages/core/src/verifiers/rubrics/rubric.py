@@ -397,11 +397,8 @@ class Rubric(Identified):
         """Rollouts grouped by the rubric that scores them, None for unscored rollouts."""
         return [(self, states)]
 
-    async def score_individual(self, state: State, score_sem: Semaphore | None = None) -> None:
+    async def score_individual(self, state: State) -> None:
         """Metrics of the individual functions, and the reward when no function scores groups."""
-        if score_sem is not None and type(score_sem) is not nullcontext:
-            async with score_sem:
-                return await self.score_individual(state)
         try:
             scorer = self.scorer_of(state)
         except EnvironmentFault:
@@ -415,7 +412,7 @@ class Rubric(Identified):
         else:
             await individual_stage(self.plan(), state)
 
-    async def score_group_stage(self, states: Sequence[State], score_sem: Semaphore | None = None) -> None:
+    async def score_group_stage(self, states: Sequence[State]) -> None:
         """Group metrics, the rewards that need them, advantages, then the cleanup handlers.
 
         ``states`` are all rollouts of one example, after ``score_individual``.
@@ -425,14 +422,10 @@ class Rubric(Identified):
                 leave_unscored(members)
                 continue
             if scorer is not self:
-                await scorer.score_group_stage(members, score_sem)
+                await scorer.score_group_stage(members)
                 continue
             try:
-                if score_sem is None or type(score_sem) is nullcontext:
-                    await self._score_group_of(members)
-                else:
-                    async with score_sem:
-                        await self._score_group_of(members)
+                await self._score_group_of(members)
             finally:
                 await self.run_cleanup(members)
 

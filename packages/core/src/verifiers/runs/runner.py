@@ -54,7 +54,7 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, overrides, scoring_error
+from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, scoring_error
 from verifiers.runtime.loops import is_awaitable, maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
@@ -463,7 +463,8 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     if context.score:
         state.waiting_for = "scoring"
         try:
-            await env.rubric.score_individual(state, context.scoring_slot)
+            async with context.scoring_slot:
+                await env.rubric.score_individual(state)
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -527,7 +528,8 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
     if not context.score:
         return
     try:
-        await env.rubric.score_group_stage(states, context.scoring_slot)
+        async with context.scoring_slot:
+            await env.rubric.score_group_stage(states)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -536,9 +538,7 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
 
 def groups_are_units(rubric: Rubric) -> bool:
     """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
-    if rubric.has_group_rewards or rubric.has_advantages:
-        return True
-    return overrides(rubric, Rubric, "score_group")
+    return rubric.has_group_rewards or rubric.has_advantages
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
