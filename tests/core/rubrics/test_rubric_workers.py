@@ -11,7 +11,7 @@ from support.threads import no_new_thread
 from verifiers.errors import ScoringError, TooManyFaults
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.loops import MAX_STUCK, call_in_thread, workers
+from verifiers.runtime.worker_threads import MAX_STUCK, call_in_thread, workers
 
 
 def state_of(**more):

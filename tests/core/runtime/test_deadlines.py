@@ -6,7 +6,7 @@ import time
 import pytest
 
 from verifiers.runtime import deadlines
-from verifiers.runtime.loops import COARSE_FROM_S, TICK_S, Deadline
+from verifiers.runtime.deadlines import COARSE_FROM_S, TICK_S, Deadline
 
 
 @pytest.fixture(params=["own timer", "shared timer"])

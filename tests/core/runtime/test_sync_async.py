@@ -15,7 +15,7 @@ import warnings
 import pytest
 
 from support.threads import no_new_thread
-from verifiers.runtime.loops import blocking, dual, maybe_await, run_in_private_loop
+from verifiers.runtime.calls import blocking, dual, maybe_await, run_in_private_loop
 
 
 async def double(x):
@@ -116,7 +116,7 @@ def test_signal_handlers_are_left_alone():
 
 INTERRUPTED = """
 import asyncio, os, signal, sys, threading
-from verifiers.runtime.loops import {call}
+from verifiers.runtime.calls import {call}
 log = []
 async def work():
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -202,7 +202,7 @@ MODULES: dict[str, str] = {
     "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.loops",
+    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.calls",
     "utils.client_utils": "verifiers.legacy.clients",
     "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",

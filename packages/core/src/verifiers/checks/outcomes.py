@@ -17,8 +17,8 @@ from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
 from verifiers.results.outputs import json_ready, state_to_output
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
-from verifiers.runtime.loops import maybe_await
 from verifiers.types import StopReason
 
 HOOK = "hook-raises-or-returns-a-wrong-type"

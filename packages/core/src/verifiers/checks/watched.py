@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
-from verifiers.runtime.loops import CLEANUP_S, run_in_private_loop
+from verifiers.runtime.calls import CLEANUP_S, run_in_private_loop
 
 LOOK_EVERY_S = 0.2
 

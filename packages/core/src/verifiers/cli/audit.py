@@ -101,7 +101,7 @@ def _profile(call: Call, env: Environment, settings: EvalSettings) -> tuple[Any,
     """Run the model on the training rows; write the useful ones to ``--keep``."""
     from verifiers.checks.audit.profile import profile_rows, write_useful
     from verifiers.cli.evaluate.models import choose
-    from verifiers.runtime.loops import run_in_private_loop
+    from verifiers.runtime.calls import run_in_private_loop
 
     async def measure() -> Any:
         choice = await choose(settings).ask()

@@ -35,7 +35,7 @@ def run(call: Call) -> None:
     from verifiers.results import load_results
     from verifiers.results.outputs import json_ready
     from verifiers.runs.options import RunOptions
-    from verifiers.runtime.loops import run_in_private_loop
+    from verifiers.runtime.calls import run_in_private_loop
 
     path, options = Path(one_word(call, "one run: vf-rescore RUN")), call.options
     env_id, env_args = _environment(load_results(path, state_columns=()).metadata, options)

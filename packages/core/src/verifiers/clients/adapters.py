@@ -25,7 +25,7 @@ from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.clients.spending import metered
 from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
-from verifiers.runtime.loops import PerLoop
+from verifiers.runtime.calls import PerLoop
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import ModelRequest, Response
 

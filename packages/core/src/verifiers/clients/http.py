@@ -41,7 +41,8 @@ from verifiers.errors import (
     RateLimited,
 )
 from verifiers.runtime.bounded import TooLong, read_chunks, size_text
-from verifiers.runtime.loops import Deadline, PerLoop
+from verifiers.runtime.calls import PerLoop
+from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response

@@ -33,7 +33,7 @@ from verifiers.rollouts.loop import is_completed, new_state
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
-from verifiers.runtime.loops import NO, NOTHING, YES, blocking, dual, is_awaitable, maybe_await
+from verifiers.runtime.calls import NO, NOTHING, YES, blocking, dual, is_awaitable, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.storage.identity import Free, Identified

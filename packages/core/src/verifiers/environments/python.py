@@ -31,7 +31,7 @@ from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import NO
+from verifiers.runtime.calls import NO
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 

@@ -31,7 +31,7 @@ from verifiers.errors import (
 )
 from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import NOTHING, PerLoop, maybe_await
+from verifiers.runtime.calls import NOTHING, PerLoop, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening

@@ -16,7 +16,7 @@ from verifiers.environments.tool import ToolEnv
 from verifiers.errors import EnvironmentFault, ToolCallError
 from verifiers.rollouts.author_code import fault, passes
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.types import Messages, ToolCall
 
 

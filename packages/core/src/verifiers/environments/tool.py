@@ -28,8 +28,9 @@ from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParse
 from verifiers.rollouts.author_code import fault, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
-from verifiers.runtime.loops import NO, YES, call_in_thread, maybe_await
+from verifiers.runtime.calls import NO, YES, maybe_await
 from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.worker_threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
 LATE = -1000

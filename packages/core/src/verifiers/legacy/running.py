@@ -15,7 +15,7 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.outputs import state_to_output
 from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.types import StopReason
 
 if TYPE_CHECKING:

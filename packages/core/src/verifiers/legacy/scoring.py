@@ -16,7 +16,7 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
 from verifiers.rubrics.rubric import each, leave_unscored, overrides, rollout_value
-from verifiers.runtime.loops import blocking, dual, maybe_await
+from verifiers.runtime.calls import blocking, dual, maybe_await
 
 FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")
 """Order of the positional arguments of ``score_rollout(prompt, completion, answer, state)``."""

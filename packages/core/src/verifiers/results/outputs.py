@@ -43,8 +43,8 @@ from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State, Timing
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.rubric import SUCCESS
+from verifiers.runtime.calls import Finished
 from verifiers.runtime.json import canonical_json, decode_row, encode_row
-from verifiers.runtime.loops import Finished
 from verifiers.runtime.redaction import redacted_column, redacted_text
 from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from verifiers.errors import ConfigError, EnvironmentFault, RolloutError, RunError, UsageError
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:

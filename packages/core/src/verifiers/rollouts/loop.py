@@ -39,7 +39,8 @@ from verifiers.rollouts.author_code import (
 )
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.loops import NO, Deadline, Done, is_awaitable, started
+from verifiers.runtime.calls import NO, Done, is_awaitable, started
+from verifiers.runtime.deadlines import Deadline
 from verifiers.types import StopReason, Tool
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import numpy as np
 
 from verifiers import compat
 from verifiers.errors import cause_of
-from verifiers.runtime.loops import Finished
+from verifiers.runtime.calls import Finished
 from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, StopReason, Turn, float_array
 

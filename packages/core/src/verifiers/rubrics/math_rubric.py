@@ -17,7 +17,7 @@ from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.parsers.think_parser import OPEN
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 

@@ -41,10 +41,11 @@ from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
-from verifiers.runtime.loops import Raised, blocking, call_in_thread, is_awaitable, workers
+from verifiers.runtime.calls import blocking, is_awaitable
 from verifiers.runtime.processes import ProcessPool, process_pool, require_isolatable
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import SIMILAR, check_keywords, close_match
+from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
 from verifiers.storage.identity import Free, Identified, describe
 
 if TYPE_CHECKING:

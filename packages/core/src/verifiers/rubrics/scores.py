@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import Finished
+from verifiers.runtime.calls import Finished
 from verifiers.types import AttributeDict
 
 

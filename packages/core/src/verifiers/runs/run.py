@@ -54,9 +54,10 @@ from verifiers.runs.runner import (
     pending,
 )
 from verifiers.runs.stopping import StoppingRule
+from verifiers.runtime.calls import maybe_await, num_positional
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.loops import maybe_await, num_positional, workers
 from verifiers.runtime.redaction import digested, redacted
+from verifiers.runtime.worker_threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
 from verifiers.storage.identity import CODE, code_of, describe, fingerprint, identity_of
 

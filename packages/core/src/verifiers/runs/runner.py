@@ -55,7 +55,7 @@ from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, scoring_error
-from verifiers.runtime.loops import is_awaitable, maybe_await, num_positional
+from verifiers.runtime.calls import is_awaitable, maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
 from verifiers.storage.journal import Journal

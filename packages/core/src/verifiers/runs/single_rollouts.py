@@ -20,7 +20,7 @@ from verifiers.rollouts.loop import generate
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
-from verifiers.runtime.loops import FinishedTuple
+from verifiers.runtime.calls import FinishedTuple
 from verifiers.runtime.suggest import check_keywords
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from time import monotonic
 from typing import Any
 
 from verifiers.errors import ConfigError, ScoringError
-from verifiers.runtime.loops import PerLoop, call_in_thread, workers
+from verifiers.runtime.calls import PerLoop
+from verifiers.runtime.worker_threads import call_in_thread, workers
 
 WORKER = Path(__file__).with_name("process_main.py")
 MAX_ANSWER_BYTES = 16 << 20

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from verifiers.errors import SandboxUnavailable
-from verifiers.runtime.loops import PerLoop
+from verifiers.runtime.calls import PerLoop
 
 MAX_OPENING = 32
 """Sandboxes of an event loop that are opened at once: enough to use every core and to hide a service's delay."""

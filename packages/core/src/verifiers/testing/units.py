@@ -19,7 +19,7 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import DatasetError
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.loops import blocking
+from verifiers.runtime.calls import blocking
 from verifiers.types import AssistantMessage, Messages, Response
 
 

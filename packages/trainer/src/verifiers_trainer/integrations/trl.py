@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.calls import blocking
 from verifiers.runtime.install_lines import install_line
-from verifiers.runtime.loops import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
     Worth,

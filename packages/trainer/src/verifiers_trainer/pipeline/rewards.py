@@ -16,7 +16,7 @@ from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import overrides
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers_trainer.pipeline import subclass_hooks
 
 _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_rollouts", default=None)

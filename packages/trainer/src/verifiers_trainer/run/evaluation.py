@@ -17,7 +17,7 @@ from verifiers.results import GenerateOutputs
 from verifiers.results.outputs import total_usage
 from verifiers.results.statistics import draws
 from verifiers.runs.runner import RunContext
-from verifiers.runtime.loops import blocking
+from verifiers.runtime.calls import blocking
 from verifiers.types import ModelRequest
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.run.context import TrainingRun

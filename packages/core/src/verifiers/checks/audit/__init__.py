@@ -42,7 +42,7 @@ from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.parsers import ThinkParser
-from verifiers.runtime.loops import blocking
+from verifiers.runtime.calls import blocking
 
 __all__ = ["AuditReport", "Paid", "RowProfile", "a_audit_environment", "audit_environment"]
 

@@ -88,7 +88,7 @@ class _Command:
             self._print("config", dump([(one.env_id, named(one.settings)) for one in evaluations]))
             return
         from verifiers.cli.evaluate.display import logging_to, make_display
-        from verifiers.runtime.loops import run_in_private_loop
+        from verifiers.runtime.calls import run_in_private_loop
 
         display = make_display(self.command.progress, self.command.quiet)
         if self.command.check:

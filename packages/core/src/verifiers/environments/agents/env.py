@@ -36,7 +36,7 @@ from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import cleanup, setup
 from verifiers.rollouts.state import State
-from verifiers.runtime.loops import NOTHING, maybe_await
+from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening

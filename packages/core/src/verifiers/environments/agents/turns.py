@@ -32,7 +32,7 @@ from verifiers.environments.base import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
 from verifiers.rollouts.author_code import Hook, cleanup, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.loops import NOTHING, maybe_await
+from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response
 
 FIRST, LAST = 1000, -1000

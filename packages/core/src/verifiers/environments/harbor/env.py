@@ -34,7 +34,7 @@ from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.loops import NO, PerLoop
+from verifiers.runtime.calls import NO, PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import ExecResult, Sandbox, SandboxSpec
 from verifiers.sandbox.transfer import Packed

@@ -23,7 +23,7 @@ from verifiers.rollouts.author_code import Hook, cleanup, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Messages

@@ -27,7 +27,7 @@ from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.runtime.loops import maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage

@@ -23,9 +23,10 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.loops import call_in_thread, maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
+from verifiers.runtime.worker_threads import call_in_thread
 from verifiers.storage.identity import Free
 
 if TYPE_CHECKING:

@@ -29,9 +29,10 @@ from verifiers.parsers.parser import identity
 from verifiers.rollouts.author_code import Hook, cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.runtime.loops import call_in_thread, maybe_await
+from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
+from verifiers.runtime.worker_threads import call_in_thread
 from verifiers.storage.identity import Free
 from verifiers.types import Messages
 

@@ -21,7 +21,7 @@ from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.loops import NOTHING, maybe_await
+from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Message, Messages, Response, SystemMessage, UserMessage
 

@@ -32,7 +32,7 @@ from verifiers.runs.workers.messages import (
 )
 from verifiers.runs.workers.packing import pack_state
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.loops import workers as loop_workers
+from verifiers.runtime.worker_threads import workers as loop_workers
 from verifiers.storage.identity import identity_of
 from verifiers.types import ModelRequest, Response
 
