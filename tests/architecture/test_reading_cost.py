@@ -1,4 +1,4 @@
-"""What a reader must open: files and file-to-file edges of one evaluation and one training step. They may only fall.
+"""What a reader must read to follow a served and saved evaluation, and a training step. The counts may only fall.
 
 A lower number is written here by whoever reaches it; nothing but a decision raises one.
 """
@@ -15,30 +15,54 @@ from support.training_child import child_context
 
 SCRIPT = Path(__file__).parents[1] / "support/reading_cost.py"
 
+EVALUATION = {"functions": 460, "function_lines": 4_935, "file_lines": 14_672, "returns": 629}
+TRAINING = {"functions": 780, "function_lines": 8_155, "file_lines": 24_842, "returns": 6_010}
+"""Measured on commit 2889499."""
+SLACK = 1.02
+"""A function that moves into a file of its own adds a return and a few lines; in a training step threads add some."""
 
-def cost(measured: str) -> tuple[int, int, list[str]]:
-    found = json.loads(measured)
-    return len(found["files"]), len(found["edges"]), found["files"]
+
+def assert_below(counts, ceilings):
+    for name, ceiling in ceilings.items():
+        assert counts[name] <= SLACK * ceiling, f"{name}: {counts[name]}, which were {ceiling}, in {counts['files']}"
 
 
-def test_one_row_of_five_turns_passes_through_few_files():
-    ran = subprocess.run([sys.executable, str(SCRIPT), "evaluation"], capture_output=True, text=True, timeout=300)
+def test_an_evaluation_that_is_served_and_saved_is_read_in_few_lines(tmp_path):
+    command = [sys.executable, str(SCRIPT), "evaluation", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
-    files, edges, names = cost(ran.stdout.splitlines()[-1])
+    counts = json.loads(ran.stdout.splitlines()[-1])
 
-    assert "verifiers/rollouts/loop.py" in names, "the recorder sees nothing"
-    assert files <= 21, names
-    assert edges <= 55
+    seen = {"verifiers/rollouts/loop.py", "verifiers/clients/http.py", "verifiers/storage/journal.py"}
+    assert seen <= set(counts["files"]), "the recorder misses the loop, the wire or the journal"
+    assert_below(counts, EVALUATION)
 
 
-def test_one_training_step_passes_through_few_files(tmp_path):
+def test_one_training_step_is_read_in_few_lines(tmp_path):
     pytest.importorskip("torch", reason="needs the trainer")
     child = child_context().Process(target=reading_cost.training_in_child, args=(str(tmp_path),))
     child.start()
     child.join(600)
     assert child.exitcode == 0, "it hangs" if child.exitcode is None else "see above"
-    files, edges, names = cost((tmp_path / "measured.json").read_text())
+    counts = json.loads((tmp_path / "measured.json").read_text())
 
-    assert "verifiers_trainer/algorithm/losses.py" in names, "the recorder sees nothing"
-    assert files <= 87, names
-    assert edges <= 185
+    assert "verifiers_trainer/algorithm/losses.py" in counts["files"], "the recorder sees nothing"
+    assert_below(counts, TRAINING)
+
+
+def test_a_return_is_an_entry_into_a_file_that_was_left():
+    assert reading_cost.num_returns(["a", "a", "b", "a", "c", "b"]) == 2
+    assert reading_cost.num_returns(["a", "b", "c"]) == 0
+    assert reading_cost.num_returns([]) == 0
+
+
+def test_the_counts_are_those_of_the_functions_entered():
+    from verifiers.runtime.suggest import close_match
+
+    recorder = reading_cost.Recorder()
+    recorder.record(lambda: close_match("rows", ["row"], 0.5))
+    counts = recorder.as_dict()
+
+    assert counts["files"] == ["verifiers/runtime/suggest.py"]
+    assert 1 <= counts["functions"] <= 3
+    assert counts["functions"] < counts["function_lines"] < counts["file_lines"]
