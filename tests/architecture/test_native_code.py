@@ -1,0 +1,143 @@
+"""Native code imports what it uses by an import statement, and a file of the kernel holds one subject.
+
+Both lists of exceptions shrink: an entry that is no longer needed fails until it is taken out.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from architecture.test_budget import BUDGET, num_lines, sources
+from support.import_graph import CORE, REPOSITORY, SANDBOXES, TRAINER
+
+LOADERS = {"import_module", "load", "legacy_methods", "legacy_properties"}
+"""Functions of ``importlib`` and ``compat`` that take names of modules, or tables of them."""
+
+NAMED_BY_DATA = {
+    "verifiers/__init__.py": 5,  # names that are imported on first use
+    "verifiers/cli/common/delegate.py": 2,  # the command's module in the package that has it
+    "verifiers/cli/install/__init__.py": 1,
+    "verifiers/clients/__init__.py": 1,
+    "verifiers/environments/__init__.py": 1,
+    "verifiers/environments/integrations/__init__.py": 1,
+    "verifiers/environments/integrations/extras.py": 1,  # the package of an extra
+    "verifiers/environments/registry.py": 1,  # the environment that the user names
+    "verifiers/integrations/inspect_messages.py": 1,  # an extra
+    "verifiers/rubrics/__init__.py": 1,
+    "verifiers/rubrics/math_verification.py": 2,  # the engine that is installed
+    "verifiers/runs/notebook.py": 1,  # an extra
+    "verifiers/runtime/importing.py": 1,  # what another process sent
+    "verifiers/sandbox/choice.py": 1,  # the backend that was chosen
+    "verifiers/sandbox/guest/zygote.py": 1,
+    "verifiers/testing/__init__.py": 2,
+    "verifiers_trainer/__init__.py": 1,
+    "verifiers_trainer/algorithm/registry.py": 1,  # the user's objective
+    "verifiers_trainer/engines/__init__.py": 1,
+    "verifiers_trainer/engines/embedded/__init__.py": 1,
+    "verifiers_trainer/integrations/peers.py": 1,  # the peer that is installed
+    "verifiers_trainer/integrations/tinker/__init__.py": 1,
+    "verifiers_trainer/pipeline/curriculum.py": 1,  # the user's curriculum
+    "verifiers_trainer/policy/__init__.py": 1,
+}
+"""File -> calls whose module is known only while it runs, or on first use of a lazy name."""
+OFFENDERS = {
+    "verifiers/cli/evaluate/models.py": 1,
+    "verifiers/clients/protocol.py": 1,
+    "verifiers/clients/resolve.py": 1,
+    "verifiers/environments/base.py": 2,
+    "verifiers/environments/group_rubric.py": 1,
+    "verifiers/environments/tool.py": 1,
+    "verifiers/results/outputs.py": 2,
+    "verifiers/rollouts/state.py": 2,
+    "verifiers/rubrics/rubric.py": 5,
+}
+"""File -> calls that hide which module of the project is meant. None may be added."""
+LARGE = {
+    "verifiers/data/examples.py": 728,
+    "verifiers/environments/base.py": 976,
+    "verifiers/results/index.py": 535,
+    "verifiers/results/outputs.py": 1228,
+    "verifiers/rollouts/state.py": 637,
+    "verifiers/rubrics/rubric.py": 1289,
+    "verifiers/runs/run.py": 580,
+    "verifiers/runs/runner.py": 939,
+    "verifiers/storage/identity.py": 754,
+}
+"""File of the kernel -> its lines, above ``MAX_LINES``. They may only fall."""
+MAX_LINES = 450
+
+
+def native_files() -> list[Path]:
+    packages = (CORE, TRAINER, SANDBOXES)
+    paths = [path for package in packages for path in package.rglob("*.py") if "templates" not in path.parts]
+    return [path for path in paths if "legacy" not in (*path.parts, path.stem) and path != CORE / "compat.py"]
+
+
+def name_of(path: Path) -> str:
+    return path.as_posix().rpartition("/src/")[2]
+
+
+def imports_by_string(source: str) -> list[int]:
+    """Lines that call one of ``LOADERS``, as ``importlib.…``, as ``compat.…`` or by an imported name."""
+    tree = ast.parse(source)
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("importlib", "verifiers.compat")
+        for alias in node.names
+        if alias.name in LOADERS
+    }
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="importlib" | "compat"), attr=attribute)):
+                lines += [node.lineno] * (attribute in LOADERS)
+            case ast.Call(func=ast.Name(id=name)) if name in imported or name == "__import__":
+                lines.append(node.lineno)
+    return lines
+
+
+def test_native_code_imports_nothing_by_string():
+    found = {name_of(path): len(imports_by_string(path.read_text(encoding="utf-8"))) for path in native_files()}
+    allowed = NAMED_BY_DATA | OFFENDERS
+    wrong = [
+        f"{name} has {found.get(name, 0)} imports by string, and {allowed.get(name, 0)} in the list of "
+        f"{Path(__file__).name}: write an import statement, or lower the number"
+        for name in found.keys() | allowed
+        if found.get(name, 0) != allowed.get(name, 0)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import importlib\ndef call():\n    return importlib.import_module('verifiers.legacy.scoring')",
+        "from importlib import import_module as load_it\nload_it('verifiers.runs')",
+        "from verifiers import compat\ncompat.load('verifiers.legacy.scoring:score_fields')",
+        "from verifiers.compat import legacy_methods\nlegacy_methods(int, {})",
+        "__import__('verifiers.legacy')",
+    ],
+)
+def test_an_import_by_string_would_be_found(source):
+    """Negative control."""
+    assert len(imports_by_string(source)) == 1
+
+
+def test_a_method_of_the_same_name_is_no_import():
+    assert imports_by_string("import json\njson.load(open('f'))\nsource.local.load()") == []
+
+
+def test_no_file_of_the_kernel_is_large():
+    kernel = {
+        path for pattern in BUDGET["kernel-files"] for path in sources(REPOSITORY, f"packages/core/src/{pattern}")
+    }
+    large = {name_of(path): count for path in kernel if (count := num_lines([path])) > MAX_LINES}
+    wrong = [
+        f"{name} has {count} lines, of at most {LARGE.get(name, MAX_LINES)}: give its second subject a file of its own"
+        for name, count in large.items()
+        if count > LARGE.get(name, MAX_LINES)
+    ]
+    wrong += [f"{name} is small enough; take it out of the list" for name in LARGE.keys() - large]
+    assert wrong == []
