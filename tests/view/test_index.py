@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import tracemalloc
 
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 
 from support import view_runs
 from verifiers.results import load_results
-from verifiers.results.columns import NumberColumn, Selection
+from verifiers.results.columns import Column, NameColumn, Selection
 from verifiers.results.index import RowIndex
-from verifiers.results.index_file import INDEX_NAME, keep_index, open_index
+from verifiers.results.index_file import INDEX_NAME, IndexFile, open_index
 from verifiers.storage.journal import Journal
 from verifiers.view.catalog import Catalog
 from verifiers.view.library import Library
@@ -53,7 +54,7 @@ def test_the_columns_are_those_of_the_loaded_results(runs):
 
 def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     file, read, add = tmp_path / "results.jsonl", [], RowIndex._add
-    monkeypatch.setattr(RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
+    monkeypatch.setattr(RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end)))
     journal(file, rows(0, 1))
     index = RowIndex(file)
     index.read()
@@ -64,24 +65,31 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     assert index.row(2)["example_id"] == 2
 
 
-def test_columns_in_blocks_are_those_in_one_piece(tmp_path, monkeypatch):
+@pytest.mark.parametrize("max_rows", [3, 20])
+def test_what_is_read_in_parts_and_restored_is_what_is_read_at_once(tmp_path, max_rows):
     """Also a metric and a name that come late, and lines between which others are empty."""
     made = [*rows(*range(10)), *(row | {"metrics": {"late": 0.5}, "task": "late"} for row in rows(*range(10, 20)))]
     for name, write in (("journal", journal), ("plain", plain_lines)):
-        file = tmp_path / name
+        file = tmp_path / name / "results.jsonl"
+        file.parent.mkdir()
         write(file, made)
-        whole, blocks = RowIndex(file), RowIndex(file)
+        whole, parts = RowIndex(file), RowIndex(file)
         whole.read()
-        monkeypatch.setattr("verifiers.results.index.BLOCK_ROWS", 3)
-        blocks.read()
-        monkeypatch.undo()
-        assert (len(whole.marks), [mark.num_rows for mark in blocks.marks]) == (0, [3, 6, 9, 12, 15, 18])
-        for one, other in ((whole.columns, blocks.columns), (whole.metrics, blocks.metrics)):
-            assert {name: str(list(values)) for name, values in one.items()} == {
-                n: str(list(v)) for n, v in other.items()
-            }
-        assert [str(blocks.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
-        assert [str(blocks.row(n)["answer"]) for n in range(20)] == [str(row["answer"]) for row in made]
+        kept = IndexFile(parts)
+        while not parts.is_complete or not len(parts):
+            parts.read(max_rows=max_rows)
+            kept.append()
+        restored = RowIndex(file)
+        IndexFile(restored).restore()
+        assert len(restored) == (20 if name == "journal" else 0)
+        restored.read()
+        for index in (parts, restored):
+            for column in ("columns", "metrics", "usage"):
+                assert {n: str(list(values)) for n, values in getattr(index, column).items()} == {
+                    n: str(list(values)) for n, values in getattr(whole, column).items()
+                }
+            assert [str(index.row(n)) for n in range(20)] == [str(whole.row(n)) for n in range(20)]
+        assert [str(parts.row(n)["answer"]) for n in range(20)] == [str(row["answer"]) for row in made]
 
 
 def test_an_index_is_not_written_through_a_link(tmp_path):
@@ -90,13 +98,16 @@ def test_an_index_is_not_written_through_a_link(tmp_path):
     journal(file, rows(*range(10)))
     victim.write_text("mine")
     (tmp_path / INDEX_NAME).symlink_to(victim)
-    index = open_index(file)
-    index.seal()
+    kept = IndexFile(open_index(file))
     with pytest.raises(OSError, match="symbolic link"):
-        keep_index(index)
+        kept.append()
     assert victim.read_text() == "mine"
     (tmp_path / INDEX_NAME).unlink()
-    keep_index(index)  # negative control
+    os.mkfifo(tmp_path / INDEX_NAME)
+    with pytest.raises(OSError, match=r"no regular file|No such device"):
+        kept.append()
+    (tmp_path / INDEX_NAME).unlink()
+    kept.append()  # negative control
     assert (tmp_path / INDEX_NAME).stat().st_size > 0
 
 
@@ -105,51 +116,64 @@ def plain_lines(path, rows):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_column_of_numbers_is_a_list_however_it_is_sealed(seed):
+def test_a_column_is_a_list_whatever_the_types_of_its_blocks(seed):
     chance = random.Random(seed)
-    kind = chance.choice("dqQiI")
-    sizes = {"d": 2**40, "q": 2**62, "Q": 2**63, "i": 2**31 - 1, "I": 2**32 - 1}
-    high = chance.choice([0, 1, 100, 30_000, sizes[kind]])
-    low = 0 if kind in "QI" else -high
-    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1, -0.0] if kind == "d" else []
-    column, expected = NumberColumn(kind), []
-    for _ in range(60):
-        value = chance.choice(special) if special and chance.random() < 0.3 else chance.randint(low, high)
-        expected.append(float(value) if kind == "d" else value)
-        column.append(value)
-        if chance.random() < 0.1:
-            column.seal()
-    places = [chance.randrange(60) for _ in range(30)]
+    kind = chance.choice(["f8", "i8", "i4"])
+    high = chance.choice([0, 1, 100, 30_000, {"f8": 2**40, "i8": 2**62, "i4": 2**31 - 1}[kind]])
+    special = [math.nan, math.inf, -math.inf, 1e-300, 0.1, -0.0] if kind == "f8" else []
+    column, expected = Column(kind, block_rows=7), []
+    while len(expected) < 60:
+        values = [
+            chance.choice(special) if special and chance.random() < 0.3 else chance.randint(-high, high)
+            for _ in range(chance.choice([0, 1, 5, 20]))
+        ]
+        column.extend(values)
+        expected += [float(value) if kind == "f8" else value for value in values]
+    last, rows = len(expected), [chance.randrange(60) for _ in range(30)]
+    assert len(column) == last
     assert str(list(column)) == str(column[:]) == str(np.asarray(column).tolist()) == str(expected)
-    assert str([column[n] for n in range(-60, 60)]) == str([expected[n] for n in range(-60, 60)])
+    assert str([column[n] for n in range(-last, last)]) == str([expected[n] for n in range(-last, last)])
     assert str(column[7:-3:2]) == str(expected[7:-3:2])
-    assert str(column.at(np.array(places)).tolist()) == str([expected[n] for n in places])
-    assert str(list(Selection(column, np.array(places)))) == str([expected[n] for n in places])
+    assert str(list(Selection(column, np.array(rows)))) == str([expected[n] for n in rows])
     with pytest.raises(IndexError):
-        column[60]
+        column[last]
+
+
+def test_an_integer_that_a_column_cannot_hold_is_refused():
+    with pytest.raises(OverflowError):
+        Column("i8", [2**63])
+    assert Column("i8", [2**63 - 1])[:] == [2**63 - 1]  # negative control
+
+
+@given(st.lists(st.none() | st.text("ab", min_size=1, max_size=3), max_size=20), st.integers(0, 20))
+def test_columns_of_texts_are_lists_of_texts(texts, split):
+    names, short = NameColumn(texts[:split]), Column("S", block_rows=4)
+    names.codes.extend(names.encode(texts[split:]))
+    for some in (texts[:split], texts[split:]):
+        short.extend([(text or "").encode() for text in some])
+    for column in (names, short):
+        assert column[:] == list(column) == [column[n] for n in range(len(texts))] == texts
+        assert list(Selection(column, np.arange(len(texts))[::-1])) == texts[::-1]
 
 
 @given(st.lists(st.floats() | st.sampled_from([0.0, -0.0, 1.0, 0.5]), min_size=1, max_size=20))
 @case([-0.0])
 @case([-0.0, -0.0])
 @case([0.0, -0.0, 1.0])
-def test_a_sealed_number_is_what_was_appended_to_the_sign_of_zero(values):
-    column = NumberColumn("d", values)
-    column.seal()
-    assert list(map(repr, column)) == list(map(repr, values))
+def test_a_number_is_what_was_added_to_the_sign_of_zero(values):
+    assert list(map(repr, Column("f8", values))) == list(map(repr, values))
 
 
 def test_a_reward_of_minus_zero_is_read_from_a_kept_index(tmp_path):
     file = tmp_path / "results.jsonl"
     journal(file, [row | {"reward": [-0.0, 0.0][n % 2]} for n, row in enumerate(rows(*range(10)))])
     index = open_index(file)
-    index.seal()
-    keep_index(index)
-    for reading in (index, open_index(file), open_index(file, in_file=True)):
+    IndexFile(index).append()
+    for reading in (index, open_index(file)):
         assert str(list(reading.columns["reward"])) == str([-0.0, 0.0] * 5)
 
 
-def test_the_index_of_many_rollouts_is_small(tmp_path):
+def test_the_index_of_many_rollouts_is_small(tmp_path, monkeypatch):
     file = tmp_path / "results.jsonl"
     with Journal.open(file) as opened:
         for start in range(0, 40_000, 1_000):
@@ -161,22 +185,17 @@ def test_the_index_of_many_rollouts_is_small(tmp_path):
                  for n, key in enumerate(keys, start)]
             )  # fmt: skip
 
-    def bytes_per_row(block_rows):
-        """Once read, and once kept in its file."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
-            tracemalloc.start()
-            index = RowIndex(file)
-            index.read()
-            read, _ = tracemalloc.get_traced_memory()
-            keep_index(index)
-            kept, _ = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-        return read / len(index), kept / len(index)
+    def bytes_per_row():
+        tracemalloc.start()
+        index = RowIndex(file)
+        index.read()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return held / len(index)
 
-    read, kept = bytes_per_row(4_000)
-    assert read < 80 < 150 < bytes_per_row(40_001)[0]  # the negative control holds 64 bits of each number
-    assert kept < 3 < 40 < read  # the negative control of the kept one
+    assert bytes_per_row() < 100
+    monkeypatch.setattr("verifiers.results.columns._SMALLER", {})
+    assert bytes_per_row() > 180  # the negative control holds 64 bits of each number
 
 
 def test_a_file_is_read_in_pieces(tmp_path):

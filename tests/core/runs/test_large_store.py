@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import random
 import shutil
+import threading
 import tracemalloc
 from dataclasses import replace
+from zlib import crc32
 
+import numpy as np
 import pytest
 
 import verifiers as vf
 from support.small_envs import add_one, exact, sums
 from verifiers.errors import JournalError, ModelUnavailable
 from verifiers.results import GenerateOutputs, index_file, load_results, loading, stored
-from verifiers.results.index_file import INDEX_NAME
+from verifiers.results.columns import Column
+from verifiers.results.index import RowIndex
+from verifiers.results.index_file import INDEX_NAME, IndexFile
 from verifiers.results.stored import StoredOutputs
 from verifiers.runs.run import NUM_SAMPLED
 from verifiers.storage.journal import read_journal
@@ -46,16 +52,15 @@ def environment(count=8, grouped=False, reverse=False):
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[exact, length] if grouped else [exact]))
 
 
-def evaluate(folder, env, client, is_large, block_rows=5, **options):
+def evaluate(folder, env, client, is_large, part_rows=5, **options):
     """A saved run whose rollouts are, or are not, held."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr("verifiers.runs.runner.LARGE_PLAN", 0)
             patch.setattr("verifiers.data.examples.MAX_HELD", 0)
-            patch.setattr("verifiers.results.index.BLOCK_ROWS", block_rows)
+            patch.setattr("verifiers.runs.large_store.PART_ROWS", part_rows)
             patch.setattr("verifiers.runs.large_store.READ_EVERY", 2)
             patch.setattr("verifiers.runs.large_store.NUM_COMPARED", 3)
-            patch.setattr("verifiers.results.statistics.PART", 4)
         results = env.evaluate(
             client, "m", results_path=folder, keep_states=False, rollouts_per_example=SIBLINGS, **options
         )
@@ -131,6 +136,8 @@ BREAK = {
     "flipped": flip,
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
     "another": of_another_run,
+    "older": lambda file: file.write_bytes(b'{"format":3,"rows":8,"bytes":100,"crc32":1}\n' + bytes(999)),
+    "sealed otherwise": lambda file: file.write_bytes(file.read_bytes().replace(b"reward", b"rewarD")),
 }
 
 
@@ -151,7 +158,9 @@ def test_a_fitting_index_is_used_and_what_came_later_is_read(tmp_path, monkeypat
     evaluate(tmp_path, environment(10), model(), is_large=False)  # the index does not have these
     read = []
     add = index_file.RowIndex._add
-    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
+    monkeypatch.setattr(
+        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+    )
     results, calls = resumed(tmp_path, 10)
     assert (calls, len(results)) == (0, 20)
     assert len(read) == len(list(read_journal(tmp_path / "results.jsonl"))) - 16
@@ -183,14 +192,16 @@ def test_a_journal_that_lost_its_end_is_run_again_there(tmp_path):
     assert len({row["rollout_key"] for row in read_journal(file)}) == 16
 
 
-@pytest.mark.parametrize(("block_rows", "num_read"), [(4, 2), (100, 14)])  # the second: the negative control
-def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(tmp_path, monkeypatch, block_rows, num_read):
-    before = content(evaluate(tmp_path, environment(), model(), is_large=True, block_rows=block_rows))
+@pytest.mark.parametrize(("part_rows", "num_read"), [(4, 2), (100, 14)])  # the second: the negative control
+def test_an_index_is_used_as_far_as_the_journal_still_has_what_it_covers(tmp_path, monkeypatch, part_rows, num_read):
+    before = content(evaluate(tmp_path, environment(), model(), is_large=True, part_rows=part_rows))
     file = tmp_path / "results.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-2]))
     read, add, client = [], index_file.RowIndex._add, model()
-    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
-    results = evaluate(tmp_path, environment(), client, is_large=True, block_rows=block_rows)
+    monkeypatch.setattr(
+        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+    )
+    results = evaluate(tmp_path, environment(), client, is_large=True, part_rows=part_rows)
     assert (len(read), len(client.requests)) == (num_read + 2, 2)  # the two new ones are indexed as well
     assert content(results)[1:] == before[1:]
     assert len(index_file.open_index(file)) == 16
@@ -205,29 +216,28 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
         copies.append(tmp_path / f"copy-{len(copies)}")
         shutil.copytree(tmp_path / "run", copies[-1])
 
-    whole = evaluate(tmp_path / "run", environment(), model(), True, block_rows=4, on_progress=copy, max_concurrent=1)
+    whole = evaluate(tmp_path / "run", environment(), model(), True, part_rows=4, on_progress=copy, max_concurrent=1)
     sizes = [(each / INDEX_NAME).stat().st_size if (each / INDEX_NAME).exists() else 0 for each in copies]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 4  # none, and one to three blocks of four; the last is written at the end
     read, add = [], index_file.RowIndex._add
-    monkeypatch.setattr(index_file.RowIndex, "_add", lambda index, body: (read.append(body), add(index, body)))
-    results = evaluate(copies[13], environment(), model(), True, block_rows=4)
+    monkeypatch.setattr(
+        index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))
+    )
+    results = evaluate(copies[13], environment(), model(), True, part_rows=4)
     assert len(read) == 16 - 12
     assert content(results)[1:] == content(whole)[1:]
 
 
-def test_results_are_read_from_an_index_that_was_deleted_and_refused_from_one_that_was_changed(tmp_path):
+def test_results_do_not_change_with_the_kept_index(tmp_path):
     def numbers():
         measured = results.measurements()
         return [list(measured.rewards), list(measured.total_ms), list(results._index.columns["sibling"])]
 
     results, index = saved_run(tmp_path), tmp_path / INDEX_NAME
-    before, whole = str(numbers()), index.read_bytes()
-    index.write_bytes(whole[:200] + bytes(len(whole) - 200))
-    with pytest.raises(JournalError, match=r"results.index was changed while this process used it"):
-        numbers()
-    index.write_bytes(whole)
-    assert str(numbers()) == before  # negative control
+    before = str(numbers())
+    index.write_bytes(bytes(index.stat().st_size))
+    assert str(numbers()) == before
     index.unlink()
     assert str(numbers()) == before
 
@@ -267,7 +277,7 @@ def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mende
         elif len(seen) == 12 and is_mended:
             (tmp_path / INDEX_NAME).unlink()
 
-    results = evaluate(tmp_path, environment(), model(), True, block_rows=4, on_progress=link, max_concurrent=1)
+    results = evaluate(tmp_path, environment(), model(), True, part_rows=4, on_progress=link, max_concurrent=1)
     said = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
     assert [text.split(": ")[0].removeprefix(str(tmp_path)) for text in said] == [
         "/results.jsonl has no whole index, so it resumes slowly",
@@ -278,12 +288,11 @@ def test_an_index_that_cannot_be_written_is_said_once(tmp_path, caplog, is_mende
 
 
 def test_names_that_come_late_are_in_the_kept_index(tmp_path):
-    evaluate(tmp_path, environment(), model(failing={5}), True, block_rows=4, max_concurrent=1)
-    evaluate(tmp_path, environment(10), model(failing={9}), True, block_rows=4, max_concurrent=1)
+    evaluate(tmp_path, environment(), model(failing={5}), True, part_rows=4, max_concurrent=1)
+    evaluate(tmp_path, environment(10), model(failing={9}), True, part_rows=4, max_concurrent=1)
     kept = index_file.open_index(tmp_path / "results.jsonl")
     (tmp_path / INDEX_NAME).unlink()
     read = index_file.open_index(tmp_path / "results.jsonl")
-    assert (kept.num_kept, read.num_kept) == (5, 0)
     for one, other in ((kept.columns, read.columns), (kept.metrics, read.metrics), (kept.usage, read.usage)):
         assert {name: str(list(values)) for name, values in one.items()} == {n: str(list(v)) for n, v in other.items()}
     assert set(kept.columns["error"]) == {None, "ModelUnavailable"}
@@ -350,7 +359,8 @@ def test_an_index_that_covers_the_journal_is_not_written_again(tmp_path):
     saved_run(tmp_path)
     before = (tmp_path / INDEX_NAME).stat()
     resumed(tmp_path)
-    assert (tmp_path / INDEX_NAME).stat() == before
+    after = (tmp_path / INDEX_NAME).stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
     evaluate(tmp_path, environment(10), model(), is_large=True)  # negative control
     assert (tmp_path / INDEX_NAME).stat().st_size > before.st_size
 
@@ -373,3 +383,104 @@ def test_display_callbacks_of_every_form_are_called(tmp_path):
     evaluate(tmp_path, environment(2), ScriptedClient(add_one), True, on_progress=lambda *outputs: seen.append(outputs))
     assert sum(len(new) for *_, new, _ in seen) == 4
     assert seen[-1][-1].num_rollouts >= 1
+
+
+# --- an index that somebody else wrote
+
+
+def forged(folder):
+    """Write an index of the run's journal with other rewards, in the way in which a run writes it."""
+    index = RowIndex(folder / "results.jsonl")
+    index.read()
+    index.columns["reward"] = Column("f8", np.full(len(index), 0.7))
+    (folder / INDEX_NAME).unlink(missing_ok=True)
+    IndexFile(index).append()
+
+
+@pytest.mark.parametrize("user", ["stranger", "own"])
+def test_an_index_of_somebody_else_is_not_believed(tmp_path, monkeypatch, user):
+    """Whatever it says, and however well it fits the journal; this user's own is the negative control."""
+    monkeypatch.setattr(loading, "LARGE_BYTES", 0)
+    keys = tmp_path / "own"
+    monkeypatch.setattr(index_file, "user_cache_folder", lambda: keys)
+    before = content(saved_run(tmp_path / "run"))
+    keys = tmp_path / user
+    forged(tmp_path / "run")
+    keys = tmp_path / "own"
+    rewards = load_results(tmp_path / "run").reward
+    assert (set(rewards) == {0.7}) == (user == "own")
+    if user == "stranger":
+        assert str(rewards) == str(load_results(tmp_path / "run")["rewards"])
+        assert content(resumed(tmp_path / "run")[0])[1:] == before[1:]
+        assert sorted(map(str, load_results(tmp_path / "run").reward)) == sorted(map(str, rewards))
+
+
+def test_an_index_is_not_believed_for_a_line_that_was_replaced_by_a_valid_line(tmp_path, monkeypatch):
+    """Of the same length, and with a checksum that fits."""
+    monkeypatch.setattr(loading, "LARGE_BYTES", 0)
+    saved_run(tmp_path)
+    file = tmp_path / "results.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    body = lines[2][: lines[2].rindex(b',"crc32":')]
+    changed = body.replace(b'"reward":1.0', b'"reward":0.5')
+    assert changed != body
+    lines[2] = b'%b,"crc32":%d}\n' % (changed, crc32(changed))
+    file.write_bytes(b"".join(lines))
+    assert 0.5 in load_results(tmp_path).reward
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 31, None])
+def test_without_a_key_of_the_user_no_index_is_believed_or_written(tmp_path, monkeypatch, caplog, key):
+    monkeypatch.setattr(loading, "LARGE_BYTES", 0)
+    monkeypatch.setattr(index_file, "user_cache_folder", lambda: tmp_path / "cache")
+    saved_run(tmp_path / "run")
+    (tmp_path / "cache" / index_file.KEY_NAME).unlink()
+    if key is not None:
+        (tmp_path / "cache" / index_file.KEY_NAME).write_bytes(key)
+    index = RowIndex(tmp_path / "run/results.jsonl")
+    IndexFile(index).restore()
+    assert len(index) == 0
+    assert len(load_results(tmp_path / "run")) == 16
+    before = (tmp_path / "run" / INDEX_NAME).read_bytes()
+    resumed(tmp_path / "run")
+    assert ((tmp_path / "run" / INDEX_NAME).read_bytes() == before) == (key is not None)
+    assert ("no whole index" in caplog.text) == (key is not None)
+
+
+def test_a_part_that_claims_more_than_its_rows_is_not_read(tmp_path):
+    saved_run(tmp_path)
+    file = tmp_path / INDEX_NAME
+    end, _, seal = index_file._HEAD.unpack(file.read_bytes()[: index_file._HEAD.size])
+    with open(file, "wb") as forged_file:
+        forged_file.write(index_file._HEAD.pack(end, 2**34, seal))
+        forged_file.truncate(2**34 + 100)  # a sparse file
+    tracemalloc.start()
+    index = index_file.open_index(tmp_path / "results.jsonl")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index) == 16
+    assert peak < 10_000_000
+
+
+def test_two_readers_beside_a_writer_see_what_was_durable(tmp_path):
+    """Each of them has whole rows of the journal, whether the index has them or not, and never fewer than before."""
+    seen, is_over = [[0], [0]], threading.Event()
+
+    def read(counts):
+        while not is_over.is_set():
+            if (tmp_path / "results.jsonl").exists():
+                index = index_file.open_index(tmp_path / "results.jsonl")
+                assert index.failure is None
+                rows = index.rows(range(len(index)))
+                assert index.columns["example"][:] == [row["example_id"] for row in rows]
+                counts.append(len(index))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read, counts) for counts in seen]
+        evaluate(tmp_path, environment(40), model(), True, part_rows=4)
+        is_over.set()
+        for reader in readers:
+            reader.result()
+    for counts in seen:
+        assert counts == sorted(counts)
+        assert len(set(counts)) > 1

@@ -4,14 +4,14 @@ Supports journals and plain JSON lines (runs of other versions, completions of a
 ``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
 rollout that was run again the newest counts. Text stays on disk and is read on demand.
 
-Uses some 60 to 100 bytes of memory per rollout, and none for those whose blocks are in a file. Changes no results;
-``index_file`` keeps an index beside a large journal.
+Uses some 60 to 100 bytes of memory per rollout. Changes nothing on disk; ``index_file`` keeps an
+index beside a large journal.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -28,7 +28,7 @@ import numpy as np
 
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
-from verifiers.results.columns import Block, BlocksFile, HashColumn, KeyColumn, NameColumn, NumberColumn
+from verifiers.results.columns import Column, KeyColumn, NameColumn
 from verifiers.results.outputs import ErrorInfo, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
@@ -51,18 +51,26 @@ NAMES = ("error", "stop_condition", "task")
 INNER_NAMES = ("cause", "served")
 """Columns of names for the statistics: the innermost exception of an error and where it was raised; the names under
 which a server answered, one a line: "" = as requested, None = it did not answer."""
+BATCH_ROWS = 2**12
+"""Rows that are added to the columns at a time."""
+_HASH = re.compile(r"([0-9a-f]{16})[0-9a-f]*(\.[1-9][0-9]{0,9})?")
+"""The hash of an example, and the number of one of several with equal content."""
 _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
 """Text that JSON does not escape, so that a line can be searched without decoding it."""
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: Any = ""
     content: Any = None
     tool_calls: Any = None
     reasoning_content: Any = None
 
 
-class _Head(msgspec.Struct):
+class _Timing(msgspec.Struct, gc=False):
+    total_ms: float | None = None
+
+
+class _Head(msgspec.Struct, gc=False):
     """The indexed fields of a saved rollout; the other fields of its line are skipped without being decoded."""
 
     example_id: Any = None
@@ -73,12 +81,12 @@ class _Head(msgspec.Struct):
     error: Any = None
     stop_condition: str | None = None
     task: Any = None
-    timing: dict[str, Any] | None = None
-    token_usage: dict[str, Any] | None = None
-    completion_tokens: int | None = None
-    sibling: int | None = None
-    attempts: int | None = None
-    trained: bool | None = None
+    timing: _Timing | None = None
+    token_usage: dict[str, float | None] | None = None
+    completion_tokens: float | None = None
+    sibling: float | None = None
+    attempts: float | None = None
+    trained: bool | float | None = None
     rollout_key: str | None = None
     example_hash: str | None = None
     served_models: list[str] | None = None
@@ -97,24 +105,8 @@ class _Info(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Head)
 _TEXTS = msgspec.json.Decoder(_Texts)
 _INFO = msgspec.json.Decoder(_Info)
-BLOCK_ROWS = 2**14
-"""Rows after which the columns are sealed: their values are then held in smaller types."""
 MAX_VALUE_CHARS = 80
 """Length of a value of ``info`` that is no number."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mark:
-    """The end of a block of the columns, which is the end of a write."""
-
-    num_rows: int
-    """Rows up to there."""
-    end: int
-    """Bytes of the file up to there."""
-    checksum: int
-    """The CRC-32 of these bytes, of a journal."""
-    num_names: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How many names each column of names has up to there."""
 
 
 class RowIndex:
@@ -133,27 +125,24 @@ class RowIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self.columns: dict[str, Any] = {name: NumberColumn("d") for name in NUMBERS}
+        self.columns: dict[str, Any] = {name: Column("f8") for name in NUMBERS}
         self.columns |= {name: NameColumn() for name in (*NAMES, *INNER_NAMES)}
-        self.columns |= {"example": NumberColumn("q"), "key": HashColumn()}
-        self.metrics: dict[str, NumberColumn] = {}
-        self.usage: dict[str, NumberColumn] = {}
+        self.columns |= {"example": Column("i8"), "key": Column("S")}
+        """``key``: 16 digits of the hash of an example, and the number of an equal one."""
+        self.metrics: dict[str, Column] = {}
+        self.usage: dict[str, Column] = {}
         """Counts of ``token_usage`` by name, NaN where a rollout has none."""
         self.keys = KeyColumn()
-        self.ends = NumberColumn("Q")
+        self.ends = Column("i8")
         """Byte offset of the end of each line."""
-        self.marks: list[Mark] = []
-        """The end of each block of the columns."""
+        self._added: list[tuple[Any, ...]] = []
+        """Rows that are not yet in the columns."""
         self.failure: JournalError | None = None
         """What stopped the reading: damage of the file, which stays in front of the rows after it."""
         self.generation = getattr(self, "generation", -1) + 1
         """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
-        self.end, self.checksum = 0, 0
-        """Bytes that were read; of a journal their CRC-32."""
-        self.num_kept, self.kept_bytes = 0, 0
-        """Blocks that the index beside the journal holds, and the bytes that they take there."""
-        self.kept_in: BlocksFile | None = None
-        """That index, once it is open."""
+        self.end = 0
+        """Bytes that were read: the end of a write."""
         self._identity: tuple[int, int] | None = None
         self._size = 0
         self.is_journal: bool | None = None
@@ -182,8 +171,11 @@ class RowIndex:
         """Fraction of the file that was read, 0 to 1."""
         return 1.0 if self.is_complete else self.end / self._size
 
-    def read(self, budget_s: float = math.inf) -> None:
-        """Index appended lines, for about ``budget_s`` seconds. Raises: ``OSError``."""
+    def read(self, budget_s: float = math.inf, max_rows: float = math.inf) -> None:
+        """Index appended lines, for about ``budget_s`` seconds and up to the write with row ``max_rows``.
+
+        Raises: ``OSError``.
+        """
         deadline = time.monotonic() + budget_s
         with self._lock:
             stat = os.stat(self.path)
@@ -195,86 +187,65 @@ class RowIndex:
             if self.failure is not None or (not grown and self.is_complete):
                 return
             try:
-                for ends, bodies, checksum in self._writes():
-                    for end, body in zip(ends, bodies, strict=True):
-                        if body:
-                            self._add(body)
-                            self.ends.append(end)
-                    self.end, self.checksum = ends[-1], checksum
-                    if len(self) - (self.marks[-1].num_rows if self.marks else 0) >= BLOCK_ROWS:
-                        self.seal()
-                    if time.monotonic() > deadline:
-                        return
-                self._size = self.end  # the rest is an unfinished write
+                self._read(deadline, len(self) + max_rows)
             except JournalError as error:
                 self.failure = error
+            finally:
+                self._flush()
 
-    def seal(self) -> None:
-        """Hold what was read since the last block in a block of its own."""
-        if len(self) > (self.marks[-1].num_rows if self.marks else 0):
-            for column in self._number_columns().values():
-                column.seal()
-            names = {name: len(self.columns[name].names) for name in (*NAMES, *INNER_NAMES)}
-            self.marks.append(Mark(len(self), self.end, self.checksum, names))
+    def _read(self, deadline: float, last_row: float) -> None:
+        for ends, bodies in self._writes():
+            for end, body in zip(ends, bodies, strict=True):
+                if body:
+                    self._add(body, end)
+            self.end = ends[-1]
+            if time.monotonic() > deadline or len(self) + len(self._added) >= last_row:
+                return
+            if len(self._added) >= BATCH_ROWS:
+                self._flush()
+        self._size = self.end  # the rest is an unfinished write
 
-    def new_names(self, number: int) -> dict[str, list[str]]:
-        """The names of each column of names that no block before this one has."""
-        before = self.marks[number - 1].num_names if number else {}
-        ends = self.marks[number].num_names
-        return {name: self.columns[name].names[before.get(name, 0) : end] for name, end in ends.items()}
-
-    def blocks(self, number: int) -> dict[str, Block]:
-        """One block of each column, to be kept.
+    def part(self, first: int) -> dict[str, Any]:
+        """What is held of the rows from ``first`` on, as JSON-like values and arrays.
 
         Raises: ``TypeError`` for a file of another program, whose rows have no keys or whose examples no numbers.
         """
-        is_ours = isinstance(self.columns["example"], NumberColumn) and not self.columns["key"].others
-        if not is_ours or self.keys.first_missing is not None:
-            raise TypeError(f"{self.path} was not written by this library")
-        return {name: column.blocks[number] for name, column in self._number_columns().items()}
-
-    def replace_blocks(self, number: int, blocks: Mapping[str, Block]) -> None:
-        """Hold equal blocks instead: those that are in a file."""
         columns = self._number_columns()
-        for name, block in blocks.items():
-            columns[name].blocks[number] = block
+        if "example" not in columns or self.keys.first_missing is not None:
+            raise TypeError(f"{self.path} was not written by this library")
+        groups = {"columns": columns, "metrics": self.metrics, "usage": self.usage}
+        values = {
+            group: {name: np.asarray(column)[first:] for name, column in members.items()}
+            for group, members in groups.items()
+        }
+        return {**values, "names": {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)}}
 
-    def restore(
-        self, marks: Sequence[Mark], names: Mapping[str, list[str]], blocks: Sequence[Mapping[str, Block]]
-    ) -> None:
-        """Take over what ``blocks`` returned for each of the first blocks of a journal, and all ``names`` in them.
+    def add_part(self, part: Mapping[str, Any], end: int) -> None:
+        """Add what ``part`` returned for the next rows of a journal, up to the byte ``end``."""
+        for name, names in part["names"].items():
+            self.columns[name].set_names(names)
+        self._extend(part["columns"], part["metrics"], part["usage"])
+        self.end, self.is_journal = end, True
 
-        Raises: ``LookupError`` when a column is missing.
-        """
-        self.marks, self.end, self.checksum = list(marks), marks[-1].end, marks[-1].checksum
-        self.is_journal = True
-        for group, prefix in ((self.metrics, "metrics."), (self.usage, "usage.")):
-            for name in dict.fromkeys(name for block in blocks for name in block if name.startswith(prefix)):
-                group[name.removeprefix(prefix)] = NumberColumn("d")
-        for name, column in self._number_columns().items():
-            if name.startswith(("metrics.", "usage.")):
-                column.set_blocks([b.get(name, nan) for b, nan in zip(blocks, self._unknown(), strict=True)])
-            else:
-                column.set_blocks([block[name] for block in blocks])
-        for name in (*NAMES, *INNER_NAMES):
-            self.columns[name].set_names(names[name])
-
-    def _unknown(self) -> list[np.ndarray]:
-        """The blocks of a column whose every value is unknown."""
-        ends = [0, *(mark.num_rows for mark in self.marks)]
-        return [np.broadcast_to(np.array([math.nan]), end - start) for start, end in itertools.pairwise(ends)]
-
-    def _number_columns(self) -> dict[str, NumberColumn]:
-        """All that is indexed, by the names under which it is kept."""
-        hashes, (high, low) = self.columns["key"], self.keys.halves
-        columns = {"ends": self.ends, "digits": hashes.digits, "numbers": hashes.numbers, "high": high, "low": low}
-        columns |= {name: self.columns[name] for name in NUMBERS}
+    def _number_columns(self) -> dict[str, Column]:
+        """All that every row has, the end last, by the names under which it is kept."""
+        columns = {name: self.columns[name] for name in (*NUMBERS, "key")}
         columns |= {name: self.columns[name].codes for name in (*NAMES, *INNER_NAMES)}
-        columns |= {f"metrics.{name}": values for name, values in self.metrics.items()}
-        columns |= {f"usage.{name}": values for name, values in self.usage.items()}
-        if isinstance(example := self.columns["example"], NumberColumn):
+        if isinstance(example := self.columns["example"], Column):
             columns["example"] = example
-        return columns
+        return columns | {"rollout_key": self.keys.codes, "end": self.ends}
+
+    def _extend(self, columns: Mapping[str, Any], metrics: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
+        """Add the values of some rows to each column; NaN if these or the earlier rows have none."""
+        num_before, num_added = len(self), len(columns["end"])
+        for group, values in ((self.metrics, metrics), (self.usage, usage)):
+            for name in dict.fromkeys((*group, *values)):
+                if name not in group:
+                    group[name] = Column("f8", np.full(num_before, math.nan))
+                group[name].extend(values[name] if name in values else np.full(num_added, math.nan))
+        members = self._number_columns()
+        for name, values in columns.items():
+            members[name].extend(values)
 
     def newest(self, key: str) -> int | None:
         """The row number of the newest attempt of a rollout, by its ``rollout_key``."""
@@ -365,8 +336,8 @@ class RowIndex:
         line: bytes = file.read(self.ends[number] - start)
         return line
 
-    def _writes(self) -> Iterator[tuple[list[int], list[bytes], int]]:
-        """The complete writes after the last read: end offsets of their lines, the lines' content, the checksum."""
+    def _writes(self) -> Iterator[tuple[list[int], list[bytes]]]:
+        """The complete writes after the last read: end offsets of their lines, and the lines."""
         if self.is_journal is None:
             with open(self.path, "rb") as file:
                 first = file.readline()
@@ -374,19 +345,20 @@ class RowIndex:
                 return iter(())
             self.is_journal = b'"crc32":' in first
         if self.is_journal:
-            return scan_journal(self.path, self.end, len(self) + 1, self.checksum)
+            return scan_journal(self.path, self.end, len(self) + 1)
         return self._plain_lines(self.end)
 
-    def _plain_lines(self, start: int) -> Iterator[tuple[list[int], list[bytes], int]]:
+    def _plain_lines(self, start: int) -> Iterator[tuple[list[int], list[bytes]]]:
         with open(self.path, "rb") as file:
             file.seek(start)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 start += len(line)
-                yield [start], [line.strip()], 0
+                yield [start], [line.strip()]
 
-    def _add(self, body: bytes) -> None:
+    def _add(self, body: bytes, end: int) -> None:
+        """Note a row that ends at the byte ``end``. *Raises* JournalError if it is no saved rollout."""
         try:
             head: _Head | None = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeError):  # unusual types, lone surrogates
@@ -395,52 +367,79 @@ class RowIndex:
             try:
                 head = _head_of(decode_row(body), self._metric_names)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
+                line = len(self) + len(self._added) + 1
                 raise JournalError(
-                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({type(error).__name__}: {error})"
+                    f"{self.path}:{line}: this line is not a saved rollout ({type(error).__name__}: {error})"
                 ) from error
-        number, columns = len(self), self.columns
-        usage, timing = head.token_usage or {}, head.timing or {}
-        turns, chars = _measure(head.completion)
-        sampled = usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens))
-        try:
-            columns["example"].append(head.example_id)
-        except (TypeError, OverflowError):  # ids of other programs may be texts
-            columns["example"] = [*columns["example"], head.example_id]
-        columns["key"].append(head.example_hash)
-        columns["reward"].append(_number(head.reward))
-        columns["advantage"].append(_number(head.advantage))
-        columns["turns"].append(turns)
-        columns["input_tokens"].append(_number(usage.get("input_tokens", usage.get("prompt_tokens"))))
-        columns["output_tokens"].append(_number(sampled))
-        columns["chars"].append(chars)
-        columns["total_ms"].append(_number(timing.get("total_ms")))
-        columns["sibling"].append(_number(head.sibling))
-        columns["attempts"].append(_number(head.attempts))
-        columns["trained"].append(_number(head.trained))
-        failure = None if head.error is None else ErrorInfo.of(head.error)
-        columns["error"].append(None if failure is None else failure.get("error") or "unknown")
-        columns["cause"].append(None if failure is None else f"{failure.cause} in {failure.get('where')}")
-        columns["stop_condition"].append(head.stop_condition)
-        columns["task"].append(head.task if type(head.task) is str else None)
-        columns["served"].append("\n".join(head.served_models or ()) if head.completion else None)
-        self._append(self.metrics, head.metrics or {}, number)
-        self._append(self.usage, usage, number)
-        self.keys.append(head.rollout_key)
+        self._added.append((*_values_of(head), end))
 
-    def _append(self, columns: dict[str, NumberColumn], values: Mapping[str, Any], number: int) -> None:
-        """Add the values of row ``number`` to the columns; NaN where the row, or an earlier one, has none."""
-        for name, value in values.items():
-            if name not in columns:
-                column = NumberColumn("d")
-                column.set_blocks(self._unknown())
-                for _ in range(number - len(column)):
-                    column.append(math.nan)
-                columns[name] = column
-            columns[name].append(_number(value))
-        if len(values) < len(columns):
-            for column in columns.values():
-                if len(column) == number:
-                    column.append(math.nan)
+    def _flush(self) -> None:
+        """Move the noted rows to the columns."""
+        if not self._added:
+            return
+        columns: dict[str, Any] = dict(zip(_VALUES, zip(*self._added, strict=True), strict=True))
+        self._added = []
+        groups = []
+        for group in (columns.pop("metrics"), columns.pop("usage")):
+            names = dict.fromkeys(itertools.chain.from_iterable(group))
+            groups.append({name: [values.get(name) for values in group] for name in names})
+        for name in (*NAMES, *INNER_NAMES):
+            columns[name] = self.columns[name].encode(columns[name])
+        digits = {text: _digits(text) for text in set(columns["key"])}
+        columns["key"] = [digits[text] for text in columns["key"]]
+        self._extend_others(columns)
+        self._extend(columns, *groups)
+
+    def _extend_others(self, columns: dict[str, Any]) -> None:
+        """Add, and take out of ``columns``, the keys, and ids of examples that are no integers."""
+        ids, held = columns["example"], self.columns["example"]
+        if isinstance(held, list) or set(map(type, ids)) != {int} or max(map(abs, ids)) >= 2**63:
+            self.columns["example"] = [*held, *columns.pop("example")]  # texts, of other programs
+        self.keys.extend(columns.pop("rollout_key"))
+
+
+_VALUES = (*NUMBERS, *NAMES, *INNER_NAMES, "example", "key", "rollout_key", "metrics", "usage", "end")
+"""Names of what ``_values_of`` returns, and the end of the line."""
+
+
+def _values_of(head: _Head) -> tuple[Any, ...]:
+    usage = head.token_usage or {}
+    turns, chars = _measure(head.completion)
+    error = cause = None
+    if head.error is not None:
+        failure = ErrorInfo.of(head.error)
+        error, cause = failure.get("error") or "unknown", f"{failure.cause} in {failure.get('where')}"
+    return (
+        head.reward,
+        head.advantage,
+        turns,
+        usage.get("input_tokens", usage.get("prompt_tokens")),
+        usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens)),
+        chars,
+        head.timing and head.timing.total_ms,
+        head.sibling,
+        head.attempts,
+        head.trained,
+        error,
+        head.stop_condition,
+        head.task if type(head.task) is str else None,
+        cause,
+        "\n".join(head.served_models or ()) if head.completion else None,
+        head.example_id,
+        head.example_hash,
+        head.rollout_key,
+        head.metrics or {},
+        usage,
+    )
+
+
+def _digits(example_hash: str | None) -> bytes:
+    """What ``key`` holds of the hash of an example; of a text of another program its hash."""
+    if not example_hash:
+        return b""
+    if match := _HASH.fullmatch(example_hash):
+        return (match[1] + (match[2] or "")).encode()
+    return hashlib.sha256(example_hash.encode("utf-8", "surrogatepass")).hexdigest()[:16].encode()
 
 
 def _measure(completion: object) -> tuple[int, int]:
@@ -462,21 +461,22 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
     completion = output["completion"]
     if isinstance(completion, list):
         completion = [_Message(role=field(m, "role"), content=field(m, "content")) for m in completion]
-    stop = output["stop_condition"]
+    stop, usage = output["stop_condition"], row.get("token_usage")
     return _Head(
         example_id=output["example_id"],
-        metrics=dict(output["metrics"]),
+        metrics={name: _number(value) for name, value in output["metrics"].items()},
         completion=completion,
-        reward=output["reward"],
+        reward=_number(output["reward"]),
         advantage=_number(row.get("advantage")),
         error=output["error"],
         stop_condition=None if stop is None else str(stop),
         task=row.get("task"),
-        timing=dict(output["timing"]),
-        token_usage=row.get("token_usage") if isinstance(row.get("token_usage"), dict) else None,
-        completion_tokens=row.get("completion_tokens"),
-        sibling=row.get("sibling"),
-        trained=row.get("trained"),
+        timing=_Timing(_number((output["timing"] or {}).get("total_ms"))),
+        token_usage={name: _number(value) for name, value in usage.items()} if isinstance(usage, dict) else None,
+        completion_tokens=_number(row.get("completion_tokens")),
+        sibling=_number(row.get("sibling")),
+        attempts=_number(row.get("attempts")),
+        trained=_number(row.get("trained")),
         rollout_key=_text(row.get("rollout_key")),
         example_hash=_text(row.get("example_hash")),
         served_models=_texts(row.get("served_models")),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import ConfigError, JournalError
-from verifiers.results.columns import NumberColumn
+from verifiers.results.columns import Column
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
 from verifiers.results.outputs import (
@@ -98,9 +98,9 @@ def _indexed(
         raise index.failure
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
     numbers = np.delete(np.arange(len(index)), skipped)
-    if isinstance(ids := index.columns["example"], NumberColumn):  # else the ids are of another program: texts
-        siblings = np.fmax(index.columns["sibling"].at(numbers), 0)  # NaN counts as 0
-        numbers = numbers[np.lexsort((siblings, ids.at(numbers)))]
+    if isinstance(ids := index.columns["example"], Column):  # else the ids are of another program: texts
+        siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0
+        numbers = numbers[np.lexsort((siblings, np.asarray(ids)[numbers]))]
     labels = None
     if (given := read_labels(file.parent)) and not (len(index) and LABEL in index.stored(0)):
         labels = {}

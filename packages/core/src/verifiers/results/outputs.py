@@ -38,7 +38,7 @@ from verifiers.errors import ConfigError, JournalError, ScoringError, UsageError
 from verifiers.results.agreement import THRESHOLD, Agreement, agreement, label_of
 from verifiers.results.comparison import DETECT, Comparison, Measured, compare_runs
 from verifiers.results.notebook import results_html
-from verifiers.results.statistics import Solved, clustered_stderr, known_sum, mean, parts, pass_rates, percentiles
+from verifiers.results.statistics import clustered_stderr, known_sum, mean, pass_rates, percentiles, solved
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State, Timing
 from verifiers.rubrics.advantages import centered_advantages
@@ -765,7 +765,7 @@ class Measurements:
     """What the statistics need of the rollouts, as columns with one item for each; unknown numbers are NaN."""
 
     rewards: Sequence[float]
-    examples: Sequence[Any]
+    examples: Sequence[Any] | np.ndarray
     """What siblings share: see ``example_key``."""
     metrics: Mapping[str, Sequence[float]]
     errors: Sequence[str | None]
@@ -775,8 +775,6 @@ class Measurements:
     stop_conditions: Sequence[str | None]
     usage: Mapping[str, Sequence[float]]
     total_ms: Sequence[float]
-    group_size: int | None = None
-    """The number of rollouts that no example exceeds; None = unknown."""
 
     @classmethod
     def of(cls, outputs: Sequence[Mapping[str, Any]]) -> Measurements:
@@ -900,23 +898,23 @@ def successes(outputs: Sequence[Mapping[str, Any]], threshold: float | None = No
     ([nan, nan], [1.0, 1.0])
     """
     measured = [output["metrics"].get(SUCCESS, math.nan) for output in outputs]
-    return list(np.asarray(Solved([output["reward"] for output in outputs], measured, threshold)).tolist())
+    return list(solved([output["reward"] for output in outputs], measured, threshold).tolist())
 
 
 def _statistics(measured: Measurements, siblings: int, threshold: float | None) -> dict[str, Any]:
-    rewards, examples, size = measured.rewards, measured.examples, measured.group_size
+    rewards, examples = measured.rewards, measured.examples
     num_failed = sum(count for error, count in Counter(measured.errors).items() if _is_of_rollout(error))
     unscored = (error for reward, error in zip(rewards, measured.errors, strict=True) if reward != reward)
-    solved = Solved(rewards, measured.metrics.get(SUCCESS), threshold)
-    passed = pass_rates(solved, examples, siblings, size)
+    successes = solved(rewards, measured.metrics.get(SUCCESS), threshold)
+    passed = pass_rates(successes, examples, siblings)
     return {
         "num_rollouts": len(measured),
         "num_errors": num_failed,
         "num_unscored": sum(not _is_of_rollout(error) for error in unscored),
         "avg_reward": mean(rewards),
-        "reward_stderr": clustered_stderr(rewards, examples, size),
-        "avg_success": mean(solved),
-        "success_stderr": clustered_stderr(solved, examples, size),
+        "reward_stderr": clustered_stderr(rewards, examples),
+        "avg_success": mean(successes),
+        "success_stderr": clustered_stderr(successes, examples),
         "avg_metrics": {name: mean(values) for name, values in measured.metrics.items()},
         "avg_error": num_failed / len(measured) if len(measured) else 0.0,
         "stop_conditions": {str(stop): count for stop, count in Counter(measured.stop_conditions).items() if stop},
@@ -983,8 +981,8 @@ def total_usage(measured: Measurements) -> dict[str, int]:
 
 def _mean_usage(measured: Measurements) -> dict[str, float]:
     """The mean of each count over the rollouts that have counts."""
-    columns = zip(*map(parts, measured.usage.values()), strict=True)
-    num_counted = sum(int(np.count_nonzero(~np.isnan(part).all(axis=0))) for part in columns)
+    unknown = [np.isnan(np.asarray(counts, float)) for counts in measured.usage.values()]
+    num_counted = int(np.count_nonzero(~np.logical_and.reduce(unknown)))
     return {name: known_sum(counts) / num_counted for name, counts in measured.usage.items()}
 
 

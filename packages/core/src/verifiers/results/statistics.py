@@ -5,19 +5,14 @@ NaN is an unknown value: it is skipped, never counted as zero.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 NAN = math.nan
-PART = 2**14
-"""Values of a column that are in memory at a time."""
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -32,136 +27,65 @@ def mean(values: Iterable[float]) -> float:
     >>> mean([1.0, math.nan, 0.0])
     0.5
     """
-    total, count = _total(values)
-    return total / count if count else NAN
+    numbers = known(values)
+    return math.fsum(numbers) / len(numbers) if numbers else NAN
 
 
 def known_sum(values: Iterable[float]) -> float:
     """The exact sum of the known values."""
-    return _total(values)[0]
+    return math.fsum(known(values))
 
 
-def parts(values: Sequence[float] | np.ndarray) -> Iterator[np.ndarray]:
-    """The values in arrays of ``PART``: of a column that is not in memory only one is."""
-    return (part_of(values, start, start + PART).astype(float, copy=False) for start in range(0, len(values), PART))
-
-
-def part_of(values: Sequence[Hashable] | np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The values from ``start`` to ``stop`` as an array."""
-    part: np.ndarray = values.part(start, stop) if hasattr(values, "part") else np.asarray(values[start:stop])
-    return part
-
-
-def _total(values: Iterable[float]) -> tuple[float, int]:
-    """(the exact sum of the known values, their number)."""
-    if not (isinstance(values, Sequence | np.ndarray) and hasattr(values, "__array__")):
-        numbers = known(values)
-        return math.fsum(numbers), len(numbers)
-    count = 0
-
-    def of_parts() -> Iterator[list[float]]:
-        nonlocal count
-        for part in parts(values):
-            known_part = part[~np.isnan(part)]
-            count += len(known_part)
-            yield known_part.tolist()
-
-    return math.fsum(itertools.chain.from_iterable(of_parts())), count
-
-
-def numbered(keys: Iterable[Hashable]) -> np.ndarray:
+def numbered(keys: Iterable[Hashable] | np.ndarray) -> np.ndarray:
     """A number for each key, equal for equal keys: an array.
 
     >>> numbered(["a", "b", "a"]).tolist()
     [0, 1, 0]
     """
-    with contextlib.suppress(TypeError, ValueError):  # keys of other kinds than one of integers are counted below
-        if isinstance(keys, Sequence) and (integers := np.asarray(keys)).dtype.kind in "iu" and integers.ndim == 1:
-            return np.unique(integers, return_inverse=True)[1]
+    if isinstance(keys, np.ndarray) and keys.dtype != object:
+        return np.unique(keys, return_inverse=True)[1]
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _cluster_sums(
-    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable], size: int | None, center: float = 0.0
-) -> Iterator[np.ndarray]:
-    """Of some clusters at a time: (number of values, of known ones, sum of the known ones minus ``center``), an array.
-
-    ``size``: the number of values that no cluster exceeds, so that one is complete with them, and only those between
-    whose values others come are held; None = unknown.
-    """
-    keys = clusters if hasattr(clusters, "part") else numbered(clusters)
-    step = max(1, len(values)) if size is None else PART
-    open_keys, sums = np.empty(0, np.uint64), np.zeros((3, 0))
-    for start in range(0, len(values), step):
-        numbers = part_of(values, start, start + step).astype(float, copy=False)
-        is_known = ~np.isnan(numbers)
-        added = np.stack([np.ones(len(numbers)), is_known, np.where(is_known, numbers - center, 0.0)])
-        open_keys, cluster = np.unique(
-            np.concatenate([open_keys, part_of(keys, start, start + step).astype(np.uint64)]), return_inverse=True
-        )
-        weights = np.concatenate([sums, added], axis=1)
-        sums = np.stack([np.bincount(cluster, each, len(open_keys)) for each in weights])
-        is_complete = sums[0] >= (math.inf if size is None else size)
-        yield sums[:, is_complete]
-        open_keys, sums = open_keys[~is_complete], sums[:, ~is_complete]
-    yield sums
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray, center: float = 0.0
+) -> np.ndarray:
+    """Of each cluster: number of values, of known values, sum of those minus ``center``; [3, G]."""
+    numbers, cluster = np.asarray(values, float), numbered(clusters)
+    is_known = ~np.isnan(numbers)
+    weights = (None, is_known, np.where(is_known, numbers - center, 0.0))
+    return np.stack([np.bincount(cluster, each) for each in weights])
 
 
-def clustered_stderr(
-    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable], size: int | None = None
-) -> float:
+def clustered_stderr(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | np.ndarray) -> float:
     """Standard error of the mean of the known values when values of one cluster (example) are correlated.
 
     sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G clusters; with
-    one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters. ``size``: the number of values
-    that no cluster exceeds, where that is known: those of a large run are then read in parts.
+    one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters.
 
     *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of cluster-robust errors.
     """
-    total, count = _total(values)
-    if not count:
+    numbers = known(values)
+    if not numbers:
         return NAN
-    num_clusters = 0
-
-    def squares() -> Iterator[list[float]]:
-        nonlocal num_clusters
-        for _, num_known, sums in _cluster_sums(values, clusters, size, total / count):
-            num_clusters += int(np.count_nonzero(num_known))
-            yield (sums[num_known > 0] ** 2).tolist()
-
-    spread = math.fsum(itertools.chain.from_iterable(squares()))
-    return math.sqrt(num_clusters / (num_clusters - 1) * spread) / count if num_clusters > 1 else NAN
+    _, num_known, sums = _cluster_sums(values, clusters, math.fsum(numbers) / len(numbers))
+    num_clusters, spread = np.count_nonzero(num_known), math.fsum((sums**2).tolist())
+    return math.sqrt(num_clusters / (num_clusters - 1) * spread) / len(numbers) if num_clusters > 1 else NAN
 
 
-class Solved(Sequence[float]):
+def solved(
+    rewards: Sequence[float] | np.ndarray, measured: Sequence[float] | np.ndarray | None, threshold: float | None
+) -> np.ndarray:
     """``outputs.successes`` of columns; ``measured``: the metric ``success``, NaN where a rollout has none."""
-
-    def __init__(self, rewards: Sequence[float], measured: Sequence[float] | None, threshold: float | None):
-        self._rewards, self._measured, self._threshold = rewards, measured, threshold
-        self._is_strict = True
-        self._is_strict = all(((part == 0) | (part == 1) | np.isnan(part)).all() for part in parts(self))
-
-    def __len__(self) -> int:
-        return len(self._rewards)
-
-    def __getitem__(self, place: Any) -> Any:
-        return np.asarray(self)[place]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.part(0, len(self)).astype(dtype or float, copy=False)
-
-    def part(self, start: int, stop: int) -> np.ndarray:
-        """Those from ``start`` to ``stop``."""
-        values = part_of(self._rewards, start, stop).astype(float, copy=False)
-        if not self._is_strict:
-            return np.full(len(values), NAN)
-        if self._threshold is not None:
-            values = np.where(np.isnan(values), values, values >= self._threshold)
-        if self._measured is not None:
-            own = part_of(self._measured, start, stop).astype(float, copy=False)
-            values = np.where(np.isnan(own), values, own)
-        return values
+    values = np.asarray(rewards, float)
+    if threshold is not None:
+        values = np.where(np.isnan(values), values, values >= threshold)
+    if measured is not None:
+        own = np.asarray(measured, float)
+        values = np.where(np.isnan(own), values, own)
+    is_strict = ((values == 0) | (values == 1) | np.isnan(values)).all()
+    return values if is_strict else np.full(len(values), NAN)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -198,20 +122,17 @@ def draws(n: int) -> list[int]:
     return sorted({1 << power for power in range(n.bit_length())} | {n}) if n > 1 else []
 
 
-def pass_rates(
-    successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable], n: int, size: int | None = None
-) -> PassRates:
+def pass_rates(successes: Sequence[float] | np.ndarray, examples: Sequence[Hashable] | np.ndarray, n: int) -> PassRates:
     """pass@k and pass^k for k = 1, 2, 4, … and ``n``, averaged over the examples whose ``n`` values are all known.
 
-    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is complete. ``size``:
-    as for ``clustered_stderr``.
+    ``successes`` are 1, 0 or NaN, one for each rollout. Empty for ``n`` < 2 or when no example is
+    complete.
     """
     if not draws(n):
         return PassRates()
-    examples_of: Counter[int] = Counter()
+    num_values, num_known, sums = _cluster_sums(successes, examples)
+    examples_of = Counter(map(round, sums[(num_values == n) & (num_known == n)].tolist()))
     """Number of solved rollouts -> number of complete examples."""
-    for num_values, num_known, sums in _cluster_sums(successes, examples, size):
-        examples_of.update(map(round, sums[(num_values == n) & (num_known == n)].tolist()))
     if not examples_of:
         return PassRates()
     any_of = {str(k): _rates(pass_at_k, n, k, examples_of) for k in draws(n)}
@@ -270,8 +191,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def percentiles(values: Sequence[float], percents: Iterable[float]) -> list[float]:
     """``percentile`` for each of ``percents``."""
-    numbers = np.fromiter(itertools.chain.from_iterable(part.tolist() for part in parts(values)), float, len(values))
-    numbers.sort()  # NaN last
+    numbers = np.sort(np.asarray(values, float))  # NaN last
     numbers = numbers[: len(numbers) - np.count_nonzero(np.isnan(numbers))]
     if not len(numbers):
         return [NAN for _ in percents]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.results.columns import HashColumn, Selection
+from verifiers.results.columns import Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
 from verifiers.results.outputs import (
@@ -27,15 +27,11 @@ from verifiers.results.outputs import (
     RolloutOutput,
     set_advantage,
 )
-from verifiers.results.statistics import PART, numbered, part_of
+from verifiers.results.statistics import numbered
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}
 """Column of the results -> column of the index, where they are equal."""
-
-
-MAX_GROUPS = 8
-"""Rollouts that are read at a time for which only the advantages of their groups are computed."""
 
 
 class StoredOutputs(GenerateOutputs):
@@ -48,9 +44,8 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Names of the extra columns of a rollout; None = all.
         labels: Row number -> a person's label; None where the run has no labels.
         fills_advantages: Whether a group without advantages gets reward minus group mean.
-        example_ids: For the results that a run returns: the id of its plan for each rollout, a column of numbers; its
-            rollouts have no ``DISK_FIELDS``.
-        group_size: The number of rollouts that no example exceeds; None = unknown.
+        example_ids: For the results that a run returns: the id of its plan for each rollout, an array
+            of integers; its rollouts have no ``DISK_FIELDS``.
     """
 
     def __init__(
@@ -61,12 +56,11 @@ class StoredOutputs(GenerateOutputs):
         state_columns: Sequence[str] | None = None,
         labels: Mapping[int, bool | None] | None = None,
         fills_advantages: bool = True,
-        example_ids: Selection | None = None,
-        group_size: int | None = None,
+        example_ids: np.ndarray | None = None,
     ):
         self._index, self._numbers, self._facts = index, numbers, dict(facts)
         self._state_columns, self._labels, self._fills_advantages = state_columns, labels, fills_advantages
-        self._example_ids, self._group_size = example_ids, group_size
+        self._example_ids = example_ids
         self._states = None
         self._every_advantage: np.ndarray | None = None
         self._columns: dict[str, Any] = {}
@@ -95,27 +89,33 @@ class StoredOutputs(GenerateOutputs):
         if self._is_read:
             yield from self.outputs
             return
-        yield from self._read(range(len(self)))
-
-    def at(self, place: int) -> RolloutOutput:
-        return self.outputs[place] if self._is_read else next(self._read([range(len(self))[place]]))
-
-    def _read(self, places: Sequence[int]) -> Iterator[RolloutOutput]:
-        columns = None if self._state_columns is None else {*FIELDS, *DISK_FIELDS, *self._state_columns}
-        is_known = self._every_advantage is not None or len(places) > MAX_GROUPS
-        advantages = self._advantages() if is_known else self._advantages_at(places)
-        for place, output in zip(places, self._index.rows(self._numbers[places]), strict=True):
-            if columns is not None:
-                for name in [name for name in output if name not in columns and name not in output["metrics"]]:
-                    del output[name]
-            if self._labels is not None:
-                output[LABEL] = self._labels.get(int(self._numbers[place]))
-            if self._example_ids is not None:
-                output["example_id"] = self._example_ids[place]
-                for name in DISK_FIELDS:
-                    output.pop(name, None)
+        advantages = self._advantages()
+        for place, row in enumerate(self._index.rows(self._numbers)):
+            output = self._output(place, row)
             set_advantage(output, self._advantage(advantages[place]))
             yield output
+
+    def at(self, place: int) -> RolloutOutput:
+        if self._is_read:
+            return self.outputs[place]
+        place = range(len(self))[place]
+        output = self._output(place, self._index.row(int(self._numbers[place])))
+        set_advantage(output, self._advantage(self._advantage_at(place)))
+        return output
+
+    def _output(self, place: int, output: RolloutOutput) -> RolloutOutput:
+        """A rollout as it is on disk, without what these results leave out."""
+        if self._state_columns is not None:
+            columns = {*FIELDS, *DISK_FIELDS, *self._state_columns, *output["metrics"]}
+            for name in [name for name in output if name not in columns]:
+                del output[name]
+        if self._labels is not None:
+            output[LABEL] = self._labels.get(int(self._numbers[place]))
+        if self._example_ids is not None:
+            output["example_id"] = int(self._example_ids[place])
+            for name in DISK_FIELDS:
+                output.pop(name, None)
+        return output
 
     @property
     def _is_read(self) -> bool:
@@ -124,25 +124,25 @@ class StoredOutputs(GenerateOutputs):
     def measurements(self) -> Measurements:
         if self._is_read:
             return super().measurements()
-        return measurements(self._index, self._numbers, self._example_ids, self._group_size)
+        return measurements(self._index, self._numbers, self._example_ids)
 
     def _failures(self) -> Iterable[ErrorInfo]:
         if self._is_read:
             return super()._failures()
-        failed = self._index.columns["error"].codes.at(self._numbers) >= 0
+        failed = np.asarray(self._index.columns["error"].codes)[self._numbers] >= 0
         return (row["error"] for row in self._index.rows(self._numbers[failed]))
 
     def _has_states(self) -> bool:
         if self._is_read:
             return super()._has_states()
-        return "trajectory" in next(self.rollouts(), {})
+        return len(self) > 0 and "trajectory" in self.at(0)
 
     def _make_column(self, column: str) -> Any:
         index, numbers = self._index, self._numbers
         if self._is_read or column == "states":
             return super()._make_column(column)
         if column == "example_ids" and self._example_ids is not None:
-            return list(self._example_ids)
+            return self._example_ids.tolist()
         if column in _INDEXED:
             return list(Selection(index.columns[_INDEXED[column]], numbers))
         if column == "metrics":
@@ -165,51 +165,36 @@ class StoredOutputs(GenerateOutputs):
         """An advantage as a rollout has it."""
         return None if math.isnan(value) and not self._fills_advantages else float(value)
 
-    def _advantages_at(self, places: Sequence[int]) -> Mapping[int, float]:
-        """The advantages of a few rollouts, computed from their groups alone."""
+    def _advantage_at(self, place: int) -> float:
+        """The advantage of one rollout, computed from its group alone."""
+        if self._every_advantage is not None:
+            return float(self._every_advantage[place])
         examples = _examples(self._index, self._numbers, self._example_ids)
-        found: dict[int, float] = {}
-        for place in places:
-            own = examples[place]
-            near = [np.flatnonzero(part == own) + PART * n for n, part in enumerate(_parts(examples))]
-            group = np.concatenate(near)
-            ids = None if self._example_ids is None else self._example_ids.take(group)
-            part = StoredOutputs(
-                self._index, self._numbers[group], {}, fills_advantages=self._fills_advantages, example_ids=ids
-            )
-            found |= zip(group.tolist(), part._advantages().tolist(), strict=True)
-        return found
+        group = np.flatnonzero(examples == examples[place])
+        return float(self._filled(self._numbers[group], examples[group])[group == place][0])
 
     def _advantages(self) -> np.ndarray:
         """The advantage of each rollout, NaN where it is unknown."""
         if self._every_advantage is None:
-            columns, numbers = self._index.columns, self._numbers
-            advantages = columns["advantage"].at(numbers)
-            if self._fills_advantages:
-                _fill(advantages, columns["reward"].at(numbers), _examples(self._index, numbers, self._example_ids))
-            self._every_advantage = advantages
+            examples = _examples(self._index, self._numbers, self._example_ids)
+            self._every_advantage = self._filled(self._numbers, examples)
         return self._every_advantage
 
-
-def _fill(advantages: np.ndarray, rewards: np.ndarray, examples: Sequence[Any]) -> None:
-    """Set the advantages of each group that has none: as ``outputs.fill_advantages``."""
-    groups = numbered(examples)
-    order = np.argsort(groups, kind="stable")
-    for places in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        if np.isnan(advantages[places]).all():
-            advantages[places] = centered_advantages(rewards[places].tolist())
-
-
-def _parts(values: Sequence[Any]) -> Iterator[np.ndarray]:
-    """The values in arrays of ``PART``, as they are."""
-    for start in range(0, len(values), PART):
-        is_list = isinstance(values, list)
-        yield np.array(values[start : start + PART], object) if is_list else part_of(values, start, start + PART)
+    def _filled(self, numbers: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        """The saved advantages of some rows; a group without gets them as by ``fill_advantages``."""
+        columns = self._index.columns
+        advantages: np.ndarray = np.asarray(columns["advantage"])[numbers]
+        if not self._fills_advantages:
+            return advantages
+        rewards, groups = np.asarray(columns["reward"])[numbers], numbered(examples)
+        order = np.argsort(groups, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+            if np.isnan(advantages[places]).all():
+                advantages[places] = centered_advantages(rewards[places].tolist())
+        return advantages
 
 
-def measurements(
-    index: RowIndex, rows: np.ndarray, example_ids: Selection | None = None, group_size: int | None = None
-) -> Measurements:
+def measurements(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None = None) -> Measurements:
     """What the statistics need of some rows of an index.
 
     ``rows``: their numbers, an integer array; ``example_ids``: what siblings share, one for each; None = as saved.
@@ -224,16 +209,16 @@ def measurements(
         stop_conditions=Selection(columns["stop_condition"], rows),
         usage={name: Selection(values, rows) for name, values in index.usage.items()},
         total_ms=Selection(columns["total_ms"], rows),
-        group_size=group_size,
     )
 
 
-def _examples(index: RowIndex, rows: np.ndarray, example_ids: Selection | None) -> Sequence[Any]:
+def _examples(index: RowIndex, rows: np.ndarray, example_ids: np.ndarray | None) -> np.ndarray:
     """What siblings share: the given id, else the saved hash of their example, else its saved id."""
     if example_ids is not None:
         return example_ids
-    hashes: HashColumn = index.columns["key"]
-    if hashes.is_plain:
-        return Selection(hashes.digits, rows)
-    ids = index.columns["example"]
-    return [hashes[row] or ids[row] for row in rows.tolist()]
+    hashes = np.asarray(Selection(index.columns["key"], rows))
+    if (hashes != b"").all():
+        return hashes
+    ids = Selection(index.columns["example"], rows)
+    keys = (digits or example_id for digits, example_id in zip(hashes, ids, strict=True))
+    return np.fromiter(keys, object, len(rows))

@@ -8,7 +8,7 @@ ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from verifiers.results import GenerateOutputs
-from verifiers.results.columns import NumberColumn, Selection, pairs_of
+from verifiers.results.columns import Selection
 from verifiers.results.index import RowIndex
-from verifiers.results.index_file import keep_index, open_index
+from verifiers.results.index_file import IndexFile
 from verifiers.results.outputs import Measurements, RolloutOutput
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
@@ -26,6 +26,8 @@ from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_tha
 
 READ_EVERY = 1_000
 """Rollouts stored after which they are indexed: the event loop waits for it, some 20 ms."""
+PART_ROWS = 2**14
+"""Indexed rollouts after which they are kept beside the journal."""
 
 
 class LargeRunStore(RunStore):
@@ -35,21 +37,22 @@ class LargeRunStore(RunStore):
         """Index the journal, and open it. *Raises* JournalError for damage."""
         assert self.directory is not None
         file = self.directory.results_file
-        self._index = index = open_index(file, in_file=True) if file.exists() else RowIndex(file)
-        if index.failure is not None:
-            raise index.failure
-        if (row := index.keys.first_missing) is not None:
-            raise no_key(file, row + 1)
-        self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
-        self._num_before, self._num_unread = len(index), 0
+        self._index = index = RowIndex(file)
+        self._index_file = IndexFile(index)
         self._is_kept = True
         """Whether the index could be written when it last had to be."""
+        if file.exists():
+            self._index_file.restore()
+            self._read()
+            if (row := index.keys.first_missing) is not None:
+                raise no_key(file, row + 1)
+        self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
+        self._num_before, self._num_unread = len(index), 0
         self._is_newest = np.ones(len(index), dtype=bool)
         """Of each row that was saved before: whether no newer one replaces it, and ``find`` was not asked for it."""
-        self._is_newest[index.replaced] = False
+        self._is_newest[index.keys.replaced()] = False
         self.num_saved = int(self._is_newest.sum())
-        self._row_type = np.int32 if len(index) + len(self.plan) < 2**31 else np.int64
-        self._rows: np.ndarray = np.full(len(self.plan) if len(index) else 0, -1, dtype=self._row_type)
+        self._rows: np.ndarray = np.full(len(self.plan), -1, dtype=np.int64)
         """Row number in the journal by index in the plan, of those saved before; -1 = not finished, or stored since."""
 
     def find(self, keys: Sequence[str]) -> Sequence[Any]:
@@ -71,7 +74,7 @@ class LargeRunStore(RunStore):
         return self._outputs().outputs
 
     def measurements(self) -> Measurements:
-        return measurements(self._index, self._finished(), group_size=max(self.plan.siblings))
+        return measurements(self._index, self._finished())
 
     def served_models(self, requested: str) -> dict[str, int]:
         counts, names = Counter(Selection(self._index.columns["served"], self._finished())), Counter[str]()
@@ -85,7 +88,6 @@ class LargeRunStore(RunStore):
 
     def outputs(self) -> GenerateOutputs:
         outputs = self._outputs()
-        self._index.seal()
         self._keep_index()
         return outputs
 
@@ -93,19 +95,23 @@ class LargeRunStore(RunStore):
         self._num_unread += len(jobs)
         if self._num_unread >= READ_EVERY:
             self._read()
-            self._keep_index()
 
     def _read(self) -> None:
-        """Index what was stored since."""
-        self._num_unread = 0
-        self._index.read()
-        if self._index.failure is not None:
-            raise self._index.failure
+        """Index what was stored since, and keep each complete part. *Raises* JournalError."""
+        index, self._num_unread = self._index, 0
+        while True:
+            index.read(max_rows=PART_ROWS - self._index_file.num_missing)
+            if index.failure is not None:
+                raise index.failure
+            if self._index_file.num_missing >= PART_ROWS:
+                self._keep_index()
+            if index.is_complete:
+                return
 
     def _keep_index(self) -> None:
-        """Write the index's blocks that are not yet kept."""
+        """Write the rows of the index that are not yet kept."""
         try:
-            keep_index(self._index)
+            self._index_file.append()
         except (OSError, TypeError) as error:  # it is a cache
             if self._is_kept:
                 self.logger.warning("%s has no whole index, so it resumes slowly: %s", self._index.path, error)
@@ -115,49 +121,25 @@ class LargeRunStore(RunStore):
             self.logger.warning("%s has a whole index again", self._index.path)
         self._is_kept = True
 
-    def _finished(self) -> Any:
+    def _finished(self) -> np.ndarray:
         """Numbers of the rows of finished rollouts, those stored since the start last."""
         self._read()
-        return np.concatenate(
-            [self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index), dtype=self._rows.dtype)]
-        )
+        return np.concatenate([self._rows[self._rows >= 0], np.arange(self._num_before, len(self._index))])
 
     def _outputs(self) -> StoredOutputs:
         self._read()
-        rows: np.ndarray = np.full(len(self.plan), -1, dtype=self._row_type)
-        rows[: len(self._rows)] = self._rows
-        for position, row in self._stored_since():
-            rows[position] = row
+        rows, work = self._rows.copy(), iter(() if self.work is None else self.work.keys())
+        while pending := list(islice(work, NUM_COMPARED)):
+            positions, keys = zip(*pending, strict=True)
+            newest = self._index.keys.find(keys)
+            rows[list(positions)] = np.where(newest < self._num_before, -1, newest)
         self._index.keys.forget_order()
-        ids = NumberColumn("q", self.plan.example_ids())
-        ids.seal()
-        example = np.repeat(np.arange(len(ids), dtype=np.int32), self.plan.siblings)
-        if (rows < 0).any():
-            rows, example = rows[rows >= 0], example[rows >= 0]
+        examples = np.repeat(np.fromiter(self.plan.example_ids(), np.int64), self.plan.siblings)
+        is_finished = rows >= 0
         return StoredOutputs(
             self._index,
-            rows,
+            rows[is_finished],
             {},
             fills_advantages=self.fills_advantages,
-            example_ids=Selection(ids, example),
-            group_size=max(self.plan.siblings),
+            example_ids=examples[is_finished],
         )
-
-    def _stored_since(self) -> Iterator[tuple[int, int]]:
-        """(index in the plan, row number) of each rollout that was stored since the start.
-
-        They are stored nearly in the order of the plan: read side by side, few keys of either wait for the other.
-        """
-        places: dict[tuple[int, int], int] = {}
-        rows: dict[tuple[int, int], int] = {}
-        stored = enumerate(self._index.keys.pairs(self._num_before), self._num_before)
-        pending = iter(() if self.work is None else self.work.keys())
-        while (new_rows := list(islice(stored, NUM_COMPARED))) or rows:
-            new_places = list(islice(pending, NUM_COMPARED))
-            if not (new_rows or new_places):
-                return
-            rows |= {pair: row for row, pair in new_rows}
-            pairs = pairs_of([key for _, key in new_places])
-            places |= zip(pairs, (place for place, _ in new_places), strict=True)
-            for pair in rows.keys() & places.keys():
-                yield places.pop(pair), rows.pop(pair)

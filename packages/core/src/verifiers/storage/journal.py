@@ -154,7 +154,7 @@ class Journal:
             size = os.fstat(fd).st_size
             file.seek(start)
             self._durable_bytes, self.num_recovered = start, num_rows
-            for ends, bodies, _ in _whole_writes(file, self.path, size - start, num_rows + 1):
+            for ends, bodies in _whole_writes(file, self.path, size - start, num_rows + 1):
                 self._durable_bytes = start + ends[-1]
                 self.num_recovered += len(bodies)
                 if on_row is not None:
@@ -252,18 +252,18 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
     Never changes the file. *Raises* FileNotFoundError; JournalError with file and line for damage.
     """
-    for _, bodies, _ in scan_journal(path):
+    for _, bodies in scan_journal(path):
         for body in bodies:
             yield _decoded(body, Path(path))
 
 
 def scan_journal(
-    path: str | os.PathLike[str], start: int = 0, first_line: int = 1, checksum: int = 0
-) -> Iterator[tuple[list[int], list[bytes], int]]:
-    """Each complete write from byte ``start`` on: end offsets of its lines, its rows as JSON, and a checksum.
+    path: str | os.PathLike[str], start: int = 0, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write from byte ``start`` on: end offsets of its lines, and its rows as JSON.
 
-    ``start`` is 0 or the end of a write, ``first_line`` the number of the line there, ``checksum`` the CRC-32 of the
-    bytes before it; the third value is that of all bytes up to the end of the write. Otherwise as ``read_journal``.
+    ``start`` is 0 or the end of a write, ``first_line`` the number of the line there. Otherwise as
+    ``read_journal``.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -273,8 +273,8 @@ def scan_journal(
             if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # these: nothing to flush
                 raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
         file.seek(start)
-        for ends, bodies, so_far in _whole_writes(file, Path(path), size - start, first_line, checksum):
-            yield [start + end for end in ends], bodies, so_far
+        for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
+            yield [start + end for end in ends], bodies
 
 
 def _lines(rows: Row | Iterable[Row]) -> bytes:
@@ -295,9 +295,9 @@ def _line(row: Row, part: bytes = b"") -> bytes:
 
 
 def _whole_writes(
-    file: BinaryIO, path: Path, size: int, first_line: int = 1, checksum: int = 0
-) -> Iterator[tuple[list[int], list[bytes], int]]:
-    """Each complete write within the next ``size`` bytes: relative end offsets of its lines, rows, checksum so far.
+    file: BinaryIO, path: Path, size: int, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write within the next ``size`` bytes: relative ends of its lines, and its rows.
 
     Stops at an unfinished write at the end. *Raises* JournalError for any other damage.
     """
@@ -316,10 +316,9 @@ def _whole_writes(
             raise _damage(path, number, "the rows written together with it are not complete")
         bodies.append(body + b"}")
         ends.append(end)
-        checksum = crc32(line, checksum)
         expected = total
         if index == total:
-            yield ends, bodies, checksum
+            yield ends, bodies
             bodies, ends = [], []
 
 
