@@ -78,7 +78,8 @@ def memory_mb(name: str) -> float:
 def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) -> Any:
     """An ``RLTrainer`` whose ``get_batch`` returns the recorded groups, so that nothing is generated."""
     import verifiers as vf
-    from verifiers.types import Rollout, Turn
+    from verifiers.rollouts.rollout import Rollout
+    from verifiers.rollouts.turn import Turn
     from verifiers_trainer.algorithm.batch import Group
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.settings.config import RLConfig
@@ -86,11 +87,10 @@ def open_ours(job: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) 
 
     recorded = json.loads((Path(job["folder"]) / "rollouts.json").read_text())
     model, tokenizer = get_model_and_tokenizer(str(Path(job["folder"]) / "model"))
-    text = {"prompt": "", "completion": "", "answer": ""}
 
     def record(prompt_ids: list[int], completion_ids: list[int], logprobs: list[float], reward: float) -> Rollout:
         turn = Turn(prompt_ids, completion_ids, logprobs, version=0)  # type: ignore[arg-type]
-        return Rollout((turn,), reward, {}, None, None, False, text)
+        return Rollout((turn,), reward)
 
     class Recorded(RLTrainer):
         def get_batch(self, epoch: int = 0, step: int = 0) -> list[Group]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import verifiers as vf
-from verifiers.types import Rollout
+from verifiers.rollouts.rollout import Rollout
 from verifiers_trainer.algorithm.advantages import compute_advantages
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.losses import LossInput, resolve_loss

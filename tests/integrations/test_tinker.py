@@ -13,7 +13,8 @@ from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import install
 from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
-from verifiers.types import ModelRequest, Turn
+from verifiers.rollouts.turn import Turn
+from verifiers.types import ModelRequest
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.integrations.common import generate_group, peer_task

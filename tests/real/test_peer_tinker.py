@@ -19,7 +19,7 @@ import verifiers as vf
 from real.tinker_server import serving, tiny_checkpoint
 from support.integration_envs import tool_env
 from support.peer_double import differences
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer

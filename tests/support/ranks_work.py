@@ -14,7 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.policy import checkpoint_files
@@ -195,8 +196,7 @@ def group(index: int, lengths: list[int]) -> Group:
     for number, length in enumerate(lengths):
         ids = np.random.default_rng([index, number]).integers(5, 40, length + 3)
         turn = Turn(ids[:3], ids[3:], np.full(length, -3.6), 0, False)
-        text = {"prompt": [], "completion": [], "answer": ""}
-        records.append(Rollout((turn,), float(number % 2), {}, None, "stop", False, text))
+        records.append(Rollout((turn,), float(number % 2), {}, None, "stop"))
     return Group(index, index, tuple(records))
 
 

@@ -37,10 +37,9 @@ from verifiers.errors import (
     OverlongPromptError,
     VerifiersError,
 )
-from verifiers.results import trajectory_rows
 from verifiers.results.outputs import json_ready
-from verifiers.results.token_rows import merge_turns
-from verifiers.rollouts.state import TrajectoryStep, record_tokens, turns_of
+from verifiers.rollouts.state import TrajectoryStep, record_tokens
+from verifiers.rollouts.transcript import Transcript
 from verifiers.testing import Behaviour, FakeServer
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall, UserMessage
 
@@ -225,12 +224,11 @@ async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans,
         tokens = (await ask(server, TOKENS)).tokens
     assert np.asarray(tokens.version).tolist() == version
     step = TrajectoryStep(prompt=[], completion=[], tokens=record_tokens(tokens, False, None))
-    (turn,) = turns_of([step])
-    assert np.asarray(turn.version).tolist() == version
-    (read,) = trajectory_rows.unpack(json.loads(json.dumps(trajectory_rows.pack([step]))))
-    assert read["tokens"]["version"] == version
-    (row,) = merge_turns([read["tokens"]])
-    assert row.versions.tolist() == np.broadcast_to(version, 2).tolist()
+    assert np.asarray(step.version).tolist() == version
+    read = Transcript.from_json(json.loads(json.dumps(Transcript([step]).to_json())))
+    assert read[0]["tokens"]["version"] == version
+    (branch,) = read.branches()
+    assert branch.versions[branch.sampled].tolist() == np.broadcast_to(version, 2).tolist()
 
 
 # --- faults (whole runs: faults/) ------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.outputs import ErrorInfo, row_for_disk, state_to_output
+from verifiers.results.outputs import row_for_disk, state_to_output
 from verifiers.results.texts import cause_text, number_lines
+from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runtime.json import encode_row
 from verifiers.storage.journal import Journal

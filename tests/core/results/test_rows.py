@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from verifiers.errors import EnvironmentFault, RateLimited, ScoringError
-from verifiers.results.outputs import ErrorInfo, output_to_state, row_for_disk, row_from_disk, state_to_output
+from verifiers.results.outputs import output_to_state, row_for_disk, row_from_disk, state_to_output
+from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runtime.json import decode_row, encode_row
 from verifiers.runtime.redaction import redacted_text
@@ -133,7 +134,7 @@ def test_on_disk_each_message_and_token_is_stored_once():
 
 def test_provider_objects_are_not_kept_through_the_links_of_steps():
     steps = state_to_output(state_of(trajectory=conversation(3)), ["trajectory"])["trajectory"]
-    assert steps[-1]._previous is steps[1]
+    assert steps[-1].message_parent is steps[1]
     assert conversation(1)[0]["response"] is not None
 
 

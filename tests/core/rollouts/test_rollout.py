@@ -68,10 +68,10 @@ async def test_completion_mode_continues_text():
 async def test_a_finished_rollout_holds_no_prompt_twice():
     state = await rollout(Talk(max_turns=5), "x", tokens=True)
     for step in state["trajectory"]:
-        assert step._whole_prompt is None
-        assert step["tokens"]._whole_prompt is None
+        assert step._prompt is None
+        assert step._prompt_ids is None
     assert len(state["trajectory"][4]["prompt"]) == 9
-    assert sum(len(step.new_prompt()) for step in state["trajectory"]) == 5
+    assert sum(len(step.new_prompt) for step in state["trajectory"]) == 5
 
 
 async def test_timing_says_where_the_time_went():

@@ -1,6 +1,7 @@
 """``State``: keys, columns, computed keys; steps and tokens that store every turn once."""
 
 import copy
+import json
 import pickle
 
 import numpy as np
@@ -149,16 +150,15 @@ def test_steps_give_back_the_whole_prompt_of_every_turn():
         assert step["tokens"].num_tokens == 12 + 3 * n
     assert steps[3]["tokens"]["prompt_ids"] == [*range(10), 100, 200, 300, 101, 201, 301, 102, 202, 302]
     assert steps[3]["tokens"].full_ids().tolist() == [*steps[3]["tokens"]["prompt_ids"], 103, 203]
-    assert [len(step.new_prompt()) for step in steps] == [1, 1, 1, 1]
+    assert [len(step.new_prompt) for step in steps] == [1, 1, 1, 1]
 
 
 def stored(steps):
     """Bytes that the steps hold beside their message objects: list slots and token arrays, responses included."""
     total = 0
     for step in steps:
-        total += 8 * len(step.new_prompt())
-        tokens = step["tokens"]
-        total += tokens.new_prompt_ids().nbytes + 8 * len(tokens["completion_ids"])
+        total += 8 * len(step.new_prompt)
+        total += step.new_prompt_ids.nbytes + 8 * len(step.completion_ids)
         if step["response"].tokens is not None:
             total += step["response"].tokens.prompt_ids.nbytes
     return total
@@ -236,10 +236,34 @@ def test_a_step_reads_as_a_dict_and_pickles_whole():
     assert TrajectoryStep(**plain)["completion"] == step["completion"]
 
 
+def test_every_reader_of_a_dict_sees_what_a_step_shows():
+    step = conversation(2)[1]
+    step["response"] = None
+    plain = json.loads(json.dumps(step))
+    assert plain["prompt"] == step["prompt"]
+    assert plain["tokens"] == dict(step["tokens"]) == json.loads(json.dumps(step["tokens"]))
+    assert {**step}.keys() == dict(step).keys() == set(step) == plain.keys()
+    assert (step | {"reward": 2.0})["reward"] == 2.0
+    step |= {"reward": 0.5, "mine": 1}
+    assert (step["reward"], step.reward, step["mine"], step.mine) == (0.5, 0.5, 1, 1)
+    state = State(ROW, trajectory=[step])
+    assert json.loads(json.dumps(state))["trajectory"][0] == json.loads(json.dumps(step))
+
+
+def test_writes_to_a_step_and_its_tokens_reach_the_turn():
+    state = State(ROW, trajectory=conversation(2))
+    tokens = state["trajectory"][1]["tokens"]
+    tokens["completion_ids"], tokens["completion_logprobs"] = [8, 9, 10], [-1.0, -2.0, -3.0]
+    (branch,) = state.rollout().transcript.branches()
+    assert branch.token_ids[branch.sampled].tolist() == [100, 200, 8, 9, 10]
+    state["trajectory"][0]["tokens"] = None
+    assert len(state.rollout().turns) == 1
+
+
 def test_completion_mode_shares_text():
     first = TrajectoryStep("once", " upon")
     second = TrajectoryStep("once upon a", " time", previous=first)
-    assert (second.new_prompt(), second["prompt"], second.conversation()) == (" a", "once upon a", "once upon a time")
+    assert (second.new_prompt, second["prompt"], second.conversation()) == (" a", "once upon a", "once upon a time")
 
 
 def test_step_tokens_are_lists_when_read_and_arrays_inside():

@@ -15,7 +15,7 @@ import torch
 
 from support.tiny_models import VOCABULARY, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS, step_weights
 from verifiers_trainer.algorithm.losses import LossInput, resolve_loss
 from verifiers_trainer.algorithm.packing import pack

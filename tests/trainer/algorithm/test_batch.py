@@ -1,6 +1,5 @@
 """Finished groups become one batch: who is in the baseline, who carries loss, how rows are cut, what is counted."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,8 +8,10 @@ import torch
 
 import verifiers as vf
 from support.pipeline import pipeline_config
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep, record_tokens
-from verifiers.types import ResponseTokens, Rollout, Turn
+from verifiers.rollouts.turn import Turn
+from verifiers.types import ResponseTokens
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, reward_histogram
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.samples import merge_turns
@@ -20,9 +21,7 @@ from verifiers_trainer.settings.config import RLConfig
 def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):
     turn = Turn(np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated)
     turns = (turn,) if tokens else ()
-    return Rollout(
-        turns, reward, metrics or {}, error, "stop", truncated, {"prompt": [], "completion": [], "answer": ""}
-    )
+    return Rollout(turns, reward, metrics or {}, error, "stop", truncated)
 
 
 def group(*rewards, index=0, **fields):
@@ -220,21 +219,21 @@ def test_turns_are_what_was_sent_and_sampled_whatever_they_share(turns, drop):
     kept = [turn for number, turn in enumerate(turns) if number not in drop]
     assert [(t.prompt_ids.tolist(), t.completion_ids.tolist()) for t in record.turns] == list(kept)
     assert [turn.version for turn in record.turns] == [n for n in range(len(turns)) if n not in drop]
-    for before, turn in itertools.pairwise(record.turns):
-        everything = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
-        assert turn.prompt_ids[: turn.num_shared].tolist() == everything[: turn.num_shared]
+    for turn in record.turns:
+        if turn.token_parent is not None:
+            shared = turn.token_parent.full_ids()[: turn.num_shared].tolist()
+            assert turn.prompt_ids[: turn.num_shared].tolist() == shared
     assert [turn.is_truncated for turn in record.turns] == [n == 1 for n in range(len(turns)) if n not in drop]
 
 
-def test_a_hint_of_another_turn_than_the_one_before_would_be_wrong():
-    """Negative control: copied unchanged, the third step's overlap with the second would be attributed to the first."""
+def test_a_prefix_shared_with_a_removed_turn_is_not_one_of_the_turn_before():
     state = state_of(([1, 2], [3]), ([7, 8, 9, 9], [6]), ([7, 8, 9, 9, 6, 5], [4]), drop=(1,))
     first, third = state.rollout().turns
     assert state["trajectory"][1]["tokens"].shared == 5
-    assert third.num_shared == 0
     assert len(merge_turns([first, third])) == 2
-    wrong = Turn(third.prompt_ids, third.completion_ids, third.sampler_logprobs, num_shared=5)
-    assert len(merge_turns([first, wrong])) == 1
+    third.settle()
+    third.token_parent, third.num_shared = first, first.num_tokens  # the fault: linked to another turn
+    assert len(merge_turns([first, third])) == 1
 
 
 def test_steps_without_tokens_are_no_turns():
@@ -247,6 +246,6 @@ def test_steps_without_tokens_are_no_turns():
 def test_prompts_that_continue_each_other_are_kept_once():
     turns = [(list(range(1, 4 * n + 2)), [4 * n + 2, 4 * n + 3]) for n in range(20)]
     record = state_of(*turns).rollout()
-    memory = {id(turn.prompt_ids.base): turn.prompt_ids.base.nbytes for turn in record.turns}
-    assert list(memory.values()) == [4 * len(turns[-1][0])]
-    assert sum(turn.prompt_ids.nbytes for turn in record.turns) > 9 * sum(memory.values())
+    stored = sum(turn.new_prompt_ids.nbytes for turn in record.turns)
+    assert stored < 4 * len(turns[-1][0])
+    assert sum(turn.prompt_ids.nbytes for turn in record.turns) > 9 * stored

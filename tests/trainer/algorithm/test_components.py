@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.losses import LossInput, Objective, distill, resolve_loss, sft
 from verifiers_trainer.settings.config import RLConfig
@@ -33,7 +34,7 @@ def logprobs(logits, row, shift=1):
 
 def rollout(completion, reward=math.nan, error=None, version=0):
     turn = Turn(np.array(PROMPT), np.array(completion), np.full(len(completion), -1.0, np.float32), version)
-    return Rollout((turn,), reward, error=error, text={"prompt": [], "completion": [], "answer": ""})
+    return Rollout((turn,), reward, error=error)
 
 
 def settings(**given):

@@ -11,8 +11,9 @@ import pytest
 import verifiers as vf
 from support.training import digits, first_batch, rows, run, small_config, small_policy, small_trainer
 from verifiers.errors import ConfigError, TooManyFaults
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers.testing import FakeServer, ScriptedClient
-from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
@@ -26,8 +27,10 @@ def turn(start, size=2):
 
 
 def record(reward, turn_rewards=(), turns=2, **metrics):
-    made, text = tuple(turn(3 + 10 * n) for n in range(turns)), {"prompt": [], "completion": [], "answer": ""}
-    return Rollout(made, reward, metrics, None, "stop", False, text, turn_rewards)
+    made = [turn(3 + 10 * n) for n in range(turns)]
+    for one, env_reward in zip(made, turn_rewards, strict=False):
+        one.env_reward = env_reward
+    return Rollout(made, reward, metrics, None, "stop")
 
 
 def config(**settings):

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.algorithm.losses import LOSSES, OBJECTIVES, LossInput, Objective, kl_penalty, resolve_loss
 from verifiers_trainer.grpo import GRPOConfig
@@ -82,8 +83,7 @@ def turns_of(played):
 
 def recorded(played):
     error = "ModelError: the server is gone" if math.isnan(played.reward) else None
-    text = {"prompt": [], "completion": [], "answer": ""}
-    return Rollout(turns_of(played), played.reward, {}, error, "stop", played.truncated, text)
+    return Rollout(turns_of(played), played.reward, {}, error, "stop", played.truncated)
 
 
 def groups():

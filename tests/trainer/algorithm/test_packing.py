@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import fill, filler_row, pack
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample, rollout_samples

@@ -9,7 +9,8 @@ import torch
 
 from support.pipeline import pipeline_config
 from support.training import letter_tasks, metrics_of, pair, run, small_policy, small_trainer
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, rollout_stats
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
@@ -17,7 +18,7 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 A, B, C = 100, 200, 300  # the tokens of each role are its hundred and more
 
 
-def rollout(rewards, order="ab", error=None, sizes=3, **fields):
+def rollout(rewards, order="ab", error=None, sizes=3, turn_rewards=()):
     """One turn per letter of ``order``, each role continuing its own conversation; ``rewards`` by role."""
     turns, ids = [], {}
     for number, role in enumerate(order):
@@ -26,8 +27,10 @@ def rollout(rewards, order="ab", error=None, sizes=3, **fields):
         sampled = [start + n for n in range(sizes)]
         turns.append(Turn(prompt, sampled, np.full(sizes, -0.5), 0, role=role))
         ids[role] = [*prompt, *sampled]
+    for turn, env_reward in zip(turns, turn_rewards, strict=False):
+        turn.env_reward = env_reward
     known = {role: rewards[role] for role in dict.fromkeys(order)}
-    return Rollout(tuple(turns), rewards.get("a", 0.0), known, error, "stop", role_rewards=known, **fields)
+    return Rollout(turns, rewards.get("a", 0.0), known, error, "stop", role_rewards=known)
 
 
 def trained(batch):
@@ -100,15 +103,12 @@ def test_credit_per_turn_adds_the_rewards_of_the_role_s_own_turns():
 
 
 def test_length_rules_apply_to_the_role_whose_turns_break_them():
-    one = rollout({"a": 1.0, "b": 1.0}, "abab")
-    cut = replace(
-        one, turns=(one.turns[0], replace(one.turns[1], is_truncated=True), *one.turns[2:]), is_truncated=True
-    )
+    cut = replace(rollout({"a": 1.0, "b": 1.0}, "abab"), is_truncated=True)
+    cut.turns[1].is_truncated = True
     ruled = apply_length_rules(cut, pipeline_config(zero_truncated_completions=True))
     assert ruled.role_rewards == {"a": 1.0, "b": 0.0}
-    long = replace(
-        one, turns=(*one.turns[:3], replace(one.turns[3], completion_ids=np.arange(99), sampler_logprobs=np.zeros(99)))
-    )
+    long = rollout({"a": 1.0, "b": 1.0}, "abab")
+    long.turns[3].completion_ids, long.turns[3].sampler_logprobs = np.arange(99), np.zeros(99)
     dropped = apply_length_rules(long, pipeline_config(max_seq_len=20, overlong="drop"))
     assert dropped.role_rewards["a"] == 1.0
     assert math.isnan(dropped.role_rewards["b"])
@@ -186,7 +186,7 @@ def test_attempts_at_an_easy_task_are_not_preferred_to_those_at_a_hard_one():
             role, reward = attempt(scores, number)
             rewards[role] = reward
             turns.append(Turn([2, 5], [B + 10 * len(rollouts) + number], np.full(1, -0.5), 0, role=role))
-        rollouts.append(Rollout(tuple(turns), 0.0, rewards, None, "stop", role_rewards=rewards))
+        rollouts.append(Rollout(turns, 0.0, rewards, None, "stop", role_rewards=rewards))
     advantages = dict(trained(batch_of(*rollouts)))
     centre = {role: np.mean([one.role_rewards[role] for one in rollouts]) for role in rollouts[0].role_rewards}
     for number in range(3):

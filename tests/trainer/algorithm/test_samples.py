@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.samples import (
     NOT_SAMPLED,
     is_overlong,
@@ -74,17 +74,17 @@ def test_versions_may_change_inside_a_completion():
     assert sample.oldest_version == 3
 
 
-def test_the_shared_hint_is_a_lower_bound_and_the_rest_is_compared():
+def test_turns_merge_alike_whether_they_are_linked_or_compared():
     first, grown, other = turn([1, 15, 9], [7, END]), [1, 15, 9, 7, END, 30], [1, 15, 9, 8, END, 30]
-    for shared in range(6):
-        assert len(merge_turns([first, turn(grown, [4], num_shared=shared)])) == 1
-    for shared in range(4):
-        assert len(merge_turns([first, turn(other, [4], num_shared=shared)])) == 2
+    for previous in (None, first):
+        assert len(merge_turns([first, turn(grown, [4], previous=previous)])) == 1
+        assert len(merge_turns([first, turn(other, [4], previous=previous)])) == 2
 
 
-def test_the_shared_hint_speaks_of_the_previous_turn_only():
+def test_a_link_speaks_of_its_own_parent_only():
     first, second = turn([1, 10], [3, END]), turn([1, 20], [5, END])
-    third = turn([1, 20, 5, END, 21], [6], num_shared=4)
+    third = turn([1, 20, 5, END, 21], [6], previous=first)
+    assert third.num_shared == 1
     assert [len(s.token_ids) for s in merge_turns([first, second, third])] == [4, 6]
 
 
@@ -194,12 +194,8 @@ def rollouts(draw) -> list[Turn]:
         logprobs = [-(counter + i + 1) for i in range(len(completion))]  # a number of its own for every token
         counter += len(completion)
         prompt, previous = list(context), turns[-1] if turns else None
-        same = previous is not None and prompt[: previous.num_tokens] == [
-            *previous.prompt_ids.tolist(),
-            *previous.completion_ids.tolist(),
-        ]
-        shared = draw(st.integers(0, previous.num_tokens)) if same and previous else 0
-        turns.append(Turn(prompt, completion, logprobs, len(turns), num_shared=shared))
+        is_linked = draw(st.booleans())
+        turns.append(Turn(prompt, completion, logprobs, len(turns), previous=previous if is_linked else None))
         context = prompt + completion + draw(st.lists(ids, max_size=3))
         if draw(st.integers(0, 3)) == 0:
             context = context[draw(st.integers(0, len(context) - 1)) :]
@@ -229,17 +225,20 @@ def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
 
 @given(rollouts())
 @settings(max_examples=50, deadline=None)
-def test_hints_change_nothing_but_the_work(turns):
+def test_links_change_nothing_but_the_work(turns):
     bare = [Turn(t.prompt_ids, t.completion_ids, t.sampler_logprobs, t.version) for t in turns]
-    for hinted, plain in zip(merge_turns(turns), merge_turns(bare), strict=True):
-        assert hinted.token_ids.tolist() == plain.token_ids.tolist()
+    for linked, plain in zip(merge_turns(turns), merge_turns(bare), strict=True):
+        assert linked.token_ids.tolist() == plain.token_ids.tolist()
 
 
 def growing(num_turns: int, per_turn: int = 50) -> list[Turn]:
     ids = np.arange(2 * per_turn * num_turns, dtype=np.int32)
     logprobs = np.zeros(per_turn, np.float32)
     cut = [(2 * i + 1) * per_turn for i in range(num_turns)]
-    return [Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, num_shared=max(0, c - per_turn)) for c in cut]
+    turns: list[Turn] = []
+    for c in cut:
+        turns.append(Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, previous=turns[-1] if turns else None))
+    return turns
 
 
 def test_tokens_grow_linearly_with_turns_not_quadratically():

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from support.pipeline import pipeline_config
 from support.training import metrics_of, run, small_config, small_policy, small_trainer, weights_hash
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.policy import checkpoint_files
@@ -21,7 +22,7 @@ from verifiers_trainer.trainer import RLTrainer
 
 def rollout(reward, tokens=3, turns=1):
     made = tuple(Turn(np.arange(2) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), 0, False) for _ in range(turns))
-    return Rollout(made, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
+    return Rollout(made, reward, {}, None, "stop")
 
 
 def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
@@ -31,7 +32,7 @@ def groups_of(count, rewards=(0.0, 1.0, 0.0, 1.0)):
 
 
 def rollouts_in(step):
-    return [id(one.text) for group in step.groups for one in group.rollouts]
+    return [id(one) for group in step.groups for one in group.rollouts]
 
 
 # --- how a batch is divided -------------------------------------------------------------------------------------

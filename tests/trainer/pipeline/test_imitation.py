@@ -11,7 +11,8 @@ import torch
 import verifiers as vf
 from support.training import metrics_of, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, DatasetError, RunMismatch
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.offline import imitated, read_groups
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -50,7 +51,7 @@ def saved_run(tmp_path_factory):
 
 def rollout(ids, reward, error=None, cut=False):
     turn = Turn(np.array([1, 2, 3]), np.array(ids), np.zeros(len(ids), np.float32), NOT_SAMPLED, cut)
-    return Rollout((turn,), reward, error=error, is_truncated=cut, text={"prompt": "", "completion": "", "answer": ""})
+    return Rollout((turn,), reward, error=error, is_truncated=cut)
 
 
 ONE = [rollout([5, 6], 0.2), rollout([7], 1.0), rollout([7], 1.0), rollout([8], 1.0), rollout([9], math.nan)]

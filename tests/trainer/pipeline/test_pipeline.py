@@ -38,8 +38,8 @@ from verifiers.errors import (
     RunError,
     TooManyFaults,
 )
+from verifiers.rollouts.rollout import Rollout
 from verifiers.runs.runner import RunContext
-from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline import health, saved_state
 from verifiers_trainer.pipeline.custom_batches import CustomRows
@@ -48,7 +48,7 @@ from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.schedule import Signal, Solved
 from verifiers_trainer.pipeline.thread import PipelineThread
 
-RECORD = Rollout((), 0.0, {}, None, "stop", False, {})
+RECORD = Rollout((), 0.0, {}, None, "stop")
 
 
 def eventually(condition, timeout_s=5.0):

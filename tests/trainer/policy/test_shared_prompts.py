@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import MistralConfig
 
 from support.tiny_models import VOCABULARY, build, tiny_llama, tiny_qwen3
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import PackedRow, Part, forward_arguments, pack, shared, shared_prompt_parts
 from verifiers_trainer.algorithm.samples import Sample, rollout_samples

@@ -15,8 +15,9 @@ import torch
 
 from support.training import run, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, RunMismatch
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers.runtime import failpoints
-from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
@@ -356,10 +357,10 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
 
 
 def test_pending_rollouts_come_back_as_they_were(tmp_path):
-    turn = Turn([1, 2], [3, 4, 5], np.float32([-0.1, -1e-7, -30.25]), version=np.int32([3, 3, 4]), num_shared=1)
-    text = {"prompt": [{"role": "user", "content": "\ud800\u2028 0"}], "completion": [], "answer": object()}
-    unknown = Rollout((turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, text)
-    known = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True, {})
+    turn = Turn([1, 2], [3, 4, 5], np.float32([-0.1, -1e-7, -30.25]), version=np.int32([3, 3, 4]))
+    row = {"prompt": [{"role": "user", "content": "\ud800\u2028 0"}], "answer": object()}
+    unknown = Rollout((turn,), float("nan"), {"f": float("nan")}, "ModelError: x", None, False, row, [])
+    known = Rollout((Turn([1], [2], [-0.5], 7),), 0.1 + 0.2, {"f": 1e-300}, None, "stop", True)
     state = PipelineState(9, 4, 8, [Group(6, 11, (unknown, known))], [Group(5, 10, (known,))], [7, 8])
     save_pipeline(tmp_path, state, 4, {"loss": "cispo"})
 
@@ -372,9 +373,11 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
     assert np.isnan([first.reward, first.metrics["f"]]).all()
     assert second.reward == 0.1 + 0.2
     assert second.metrics == {"f": 1e-300}
-    assert first.turns[0].sampler_logprobs.tobytes() == turn.sampler_logprobs.tobytes()
+    (branch,), (as_sampled,) = first.transcript.branches(), unknown.transcript.branches()
+    assert branch.sampler_logprobs.tobytes() == as_sampled.sampler_logprobs.tobytes()
+    assert first.turns[0].sampler_logprobs.tolist() == turn.sampler_logprobs.tolist()
     assert first.turns[0].version.tolist() == [3, 3, 4]
-    assert (second.turns[0].version, second.is_truncated, first.error) == (7, True, "ModelError: x")
+    assert (second.turns[0].version, second.is_truncated, first.error.text) == (7, True, "ModelError: x")
 
 
 def test_another_format_is_refused_by_its_number(tmp_path):

@@ -69,11 +69,11 @@ def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
 
 
 def test_completions_of_hostile_text_are_plain_ascii(tmp_path):
-    from verifiers.types import Rollout
+    from verifiers.rollouts.rollout import Rollout
     from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
-    text = {"prompt": "\u2028\ud800", "completion": "\x1b]0;x\x07", "answer": object()}
-    record = Rollout((), float("nan"), {"f": float("nan")}, None, None, False, text)
+    row = {"prompt": "\u2028\ud800", "answer": object()}
+    record = Rollout((), float("nan"), {"f": float("nan")}, row=row, completion="\x1b]0;x\x07")
     batch = TrainBatch([], (Group(0, 1, (record,)),), (np.array([np.nan]),), {}, 0)
     write_completions(tmp_path, 1, batch)
     content = (tmp_path / "completions" / "step-1.jsonl").read_bytes()

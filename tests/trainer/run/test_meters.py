@@ -8,7 +8,8 @@ import torch
 
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
@@ -90,7 +91,7 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
 
 
 def group_of(*records):
-    return Group(0, 5, tuple(Rollout((), reward, {}, error, None, False, {}) for reward, error in records))
+    return Group(0, 5, tuple(Rollout((), reward, {}, error) for reward, error in records))
 
 
 def test_a_rollout_that_has_a_reward_has_not_failed():
@@ -151,7 +152,7 @@ def test_the_share_of_a_devices_peak():
 
 def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_said_too(caplog):
     meter = SignalMeter(pipeline_config(), Signal())
-    same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
+    same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop") for _ in range(2)))
     meter.note_nothing([same])
     meter.note_batch([same])
     assert len(caplog.records) == 1
@@ -168,8 +169,10 @@ def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_s
 
 
 def rollouts_of_turns(num_turns, rewards=()):
-    turns = tuple(Turn(np.array([1]), np.array([2]), np.array([-0.5])) for _ in range(num_turns))
-    return Group(0, 0, (Rollout(turns, 1.0, turn_rewards=rewards), Rollout(turns, 0.0, turn_rewards=rewards)))
+    turns = [Turn(np.array([1]), np.array([2]), np.array([-0.5])) for _ in range(num_turns)]
+    for turn, env_reward in zip(turns, rewards, strict=False):
+        turn.env_reward = env_reward
+    return Group(0, 0, (Rollout(turns, 1.0), Rollout(turns, 0.0)))
 
 
 def test_that_gamma_0_trains_the_last_turn_alone_is_said_once_with_the_first_turns(caplog):

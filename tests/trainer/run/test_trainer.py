@@ -9,7 +9,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from msgspec.structs import force_setattr
 
 import verifiers as vf
 from support.threads import no_new_thread
@@ -216,7 +215,7 @@ def test_a_policy_whose_log_probability_is_no_number_stops_the_run(tmp_path):
 
 def test_an_infinite_reward_stops_the_run(tmp_path):
     def change(batch):
-        force_setattr(batch.groups[0].rollouts[0], "reward", float("inf"))
+        batch.groups[0].rollouts[0].reward = float("inf")
 
     assert_refused(poisoned(small_trainer(tmp_path), change), "reward")
 

@@ -28,7 +28,8 @@ from support.training import (
 from verifiers.checks.audit.profile import write_useful
 from verifiers.checks.audit.report import RowProfile
 from verifiers.errors import ConfigError, DatasetError
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build
 from verifiers_trainer.algorithm.losses import LossInput
 from verifiers_trainer.policy import checkpoint_files, loading, preparation
@@ -196,12 +197,12 @@ def test_a_completion_is_bounded_after_the_first_prompt(tmp_path):
     assert max(record.num_sampled for record in records_of(batch_of(free))) > 3
 
 
-def turn(prompt, sampled, num_shared=0):
-    return Turn(np.arange(prompt) + 1, np.arange(sampled) + 1, np.full(sampled, -0.5), 0, num_shared=num_shared)
+def turn(prompt, sampled):
+    return Turn(np.arange(prompt) + 1, np.arange(sampled) + 1, np.full(sampled, -0.5), 0)
 
 
 def record(reward, *turns):
-    return Rollout(turns, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
+    return Rollout(turns, reward, {}, None, "stop")
 
 
 def group_of_lengths(*turns_of):
@@ -214,7 +215,7 @@ def built(**settings):
 
 
 def test_the_whole_rollout_after_its_first_prompt_counts_as_completion():
-    two_turns = (turn(4, 3), turn(10, 3, num_shared=7))
+    two_turns = (turn(4, 3), turn(10, 3))
     group = group_of_lengths(two_turns, (turn(4, 3),))
     assert build([group], [], built(max_completion_len=9)).stats["rollouts/overlong"] == 0
     assert build([group], [], built(max_completion_len=8)).stats["rollouts/overlong"] == 1
@@ -461,7 +462,7 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
     trainer = small_trainer(tmp_path, env, rollout_timeout=0.5, **settings)
     batch = batch_of(trainer)
     errors = {record.text["prompt"][-1]["content"]: record.error for record in records_of(batch)}
-    assert errors["slow"].startswith("RolloutTimeout")
+    assert errors["slow"].text.startswith("RolloutTimeout: ")
     assert errors["a"] is None
     assert batch.stats["rollouts/timeouts"] == 4
     assert small_trainer(tmp_path).args.rollout_timeout is None  # then generation_timeout bounds it

@@ -36,8 +36,11 @@ _MODULES: dict[str, str] = {
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
-    "rollouts.state": "State Timing TrajectoryStep TrajectoryStepTokens",
-    "results.outputs": "RolloutInput RolloutOutput ErrorInfo",
+    "rollouts.state": "State",
+    "rollouts.steps": "TrajectoryStep TrajectoryStepTokens",
+    "rollouts.rollout": "Timing",
+    "rollouts.error_info": "ErrorInfo",
+    "results.outputs": "RolloutInput RolloutOutput",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "

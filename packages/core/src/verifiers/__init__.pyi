@@ -104,9 +104,12 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.outputs import ErrorInfo, RolloutInput, RolloutOutput
+from verifiers.results.outputs import RolloutInput, RolloutOutput
 from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
-from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import Timing
+from verifiers.rollouts.state import State
+from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging

@@ -99,21 +99,6 @@ class RunMismatch(UsageError):
 # --- one rollout's failure --------------------------------------------------------------------------------------
 
 
-def cause_of(error: object) -> str:
-    """The class of the innermost exception and where it was raised: ``ValueError in right (sums.py:12)``.
-
-    An error that was read from disk (``ErrorInfo``) has its ``cause``.
-    """
-    if not isinstance(error, BaseException):
-        return str(getattr(error, "cause", type(error).__name__))
-    innermost, seen = error, {id(error)}
-    while (inner := innermost.__cause__) is not None and id(inner) not in seen:
-        innermost = inner
-        seen.add(id(inner))
-    where = where_of(error)
-    return f"{type(innermost).__name__} in {where}" if where else type(innermost).__name__
-
-
 def where_of(error: BaseException) -> str | None:
     """The function or hook that failed, with the author's file and line where they are known; None without one."""
     facts = error.facts if isinstance(error, VerifiersError) else {}

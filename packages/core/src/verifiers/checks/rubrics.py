@@ -15,7 +15,7 @@ from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
-from verifiers.results.outputs import error_chain
+from verifiers.rollouts.error_info import error_chain
 from verifiers.rollouts.state import State
 from verifiers.rubrics.rubric import PLURAL, SINGULAR, RewardFunction, overrides, unsupplied
 from verifiers.types import AssistantMessage

@@ -30,7 +30,8 @@ from verifiers.parsers import Parser
 from verifiers.rollouts.author_code import Hook, decorated, stop
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.loop import is_completed, new_state
-from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens, record_tokens
+from verifiers.rollouts.state import State
+from verifiers.rollouts.steps import TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
 from verifiers.runtime.calls import NO, NOTHING, YES, blocking, dual, is_awaitable, maybe_await
@@ -625,7 +626,7 @@ class Environment(Identified):
             sampling_args={**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})},
             seed=run.seed_of(state) if run is not None else None,
             require_tokens=run is not None and run.require_tokens and run.serves(client, state),
-            rollout_id=state["trajectory_id"],
+            rollout_id=state.record.id,
             headers=_headers_from_state(answering, state),
             sample=run.sample_of(state) if run is not None and run.is_cached else None,
             state=state,
@@ -665,18 +666,18 @@ class Environment(Identified):
             prompt=prompt_messages,
             completion=completion,
             response=response,
-            tokens=record_tokens(response.tokens, truncated, previous),
+            tokens=response.tokens,
             is_truncated=truncated,
-            trajectory_id=state["trajectory_id"],
+            trajectory_id=state.record.id,
             previous=previous,
-            timing=dict(state["timing"]),
+            timing=dict(state.record.timing),
             extras=None if response.token_logprobs is None else {"logprobs": response.token_logprobs},
         )
         if truncated:
-            state["is_truncated"] = True
+            state.record.is_truncated = True
         self._count_usage(state, response)
         state.counted.clear()
-        counts = state["usage"]
+        counts = state.record.usage
         if usage.total_tokens:
             sampled = usage.completion_tokens
             counts["final_output_tokens"] = num_output = counts.get("final_output_tokens", 0) + sampled
@@ -686,18 +687,18 @@ class Environment(Identified):
                 counts[name] = counts.get(name, 0) + num_tokens
         if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
             state["prompt_too_long"] = True
-            if step["tokens"] is not None:
-                step["tokens"]["overlong_prompt"] = True
+            if step.has_tokens:
+                step.token_fields = {"overlong_prompt": True}
         if is_awaitable(added := self.add_trajectory_step(state, step)):
             await added
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
         """The step whose conversation the next turn continues: the newest one; None before the first."""
-        return state["trajectory"][-1] if state["trajectory"] else None
+        return state.record.transcript[-1] if state.record.transcript else None
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
         """Append ``step``; override to set its reward or extras."""
-        state["trajectory"].append(step)
+        state.record.transcript.append(step)
         return NOTHING
 
     def _count_usage(self, state: State, response: Response) -> None:
@@ -711,13 +712,13 @@ class Environment(Identified):
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Add the tokens of an extra model call to the usage of the rollout."""
-        usage = state["usage"]
+        usage = state.record.usage
         usage["input_tokens"] = usage.get("input_tokens", 0) + input_tokens
         usage["output_tokens"] = usage.get("output_tokens", 0) + output_tokens
 
     def get_state_usage(self, state: State) -> dict[str, int]:
         """Return the token counts of the rollout so far."""
-        return dict(state["usage"])
+        return dict(state.record.usage)
 
     # --- teardown ----------------------------------------------------------------------------------------------------
 
@@ -869,22 +870,22 @@ class MultiTurnEnv(Environment):
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]``: everything after the initial prompt."""
-        trajectory = state["trajectory"]
+        trajectory = state.record.transcript
         final = state["final_env_response"]
         empty: Any = [] if self.message_type == "chat" else ""
         completion = trajectory[-1].conversation()[len(state["prompt"]) :] if trajectory else empty
         if final is not None:
             completion = completion + normalize_messages(final, self.message_type)
-        state["completion"] = completion
+        state.record.completion = completion
         return NOTHING
 
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's response."""
         conversation: Messages
-        if not state["trajectory"]:
+        if not state.record.transcript:
             conversation = state["prompt"][:]
             return conversation
-        conversation = state["trajectory"][-1].conversation()
+        conversation = state.record.transcript[-1].conversation()
         with Hook(state, "env_response", timing=None):
             response = self.env_response(conversation[:], state)
             if is_awaitable(response):
@@ -905,7 +906,7 @@ class MultiTurnEnv(Environment):
 
     @stop(priority=100)
     def has_error(self, state: State) -> Any:
-        return NO if state["error"] is None else YES
+        return NO if state.record.error is None else YES
 
     @stop
     def prompt_too_long(self, state: State) -> Any:
@@ -913,18 +914,18 @@ class MultiTurnEnv(Environment):
 
     @stop
     def max_seq_len_reached(self, state: State) -> Any:
-        if self.max_seq_len is None or not state["trajectory"] or state["prompt_too_long"]:
+        if self.max_seq_len is None or not state.record.transcript or state["prompt_too_long"]:
             return NO
         return YES if _num_tokens(state) >= self.max_seq_len else NO
 
     @stop
     def max_turns_reached(self, state: State) -> Any:
-        return YES if 0 < self.max_turns <= len(state["trajectory"]) else NO
+        return YES if 0 < self.max_turns <= len(state.record.transcript) else NO
 
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> Any:
         cap = self.max_total_completion_tokens
-        return YES if 0 < cap <= state["usage"].get("output_tokens", 0) else NO
+        return YES if 0 < cap <= state.record.usage.get("output_tokens", 0) else NO
 
     @stop
     def has_final_env_response(self, state: State) -> Any:
@@ -933,12 +934,12 @@ class MultiTurnEnv(Environment):
     def _goes_on(self, state: State) -> bool:
         """Whether none of the conditions above can hold: one call of every turn in place of six."""
         return (
-            state["error"] is None
+            state.record.error is None
             and state["final_env_response"] is None
             and not state["prompt_too_long"]
             and self.max_seq_len is None
-            and not 0 < self.max_turns <= len(state["trajectory"])
-            and not 0 < self.max_total_completion_tokens <= state["usage"].get("output_tokens", 0)
+            and not 0 < self.max_turns <= len(state.record.transcript)
+            and not 0 < self.max_total_completion_tokens <= state.record.usage.get("output_tokens", 0)
         )
 
     for _condition in (
@@ -955,7 +956,7 @@ class MultiTurnEnv(Environment):
 
 def num_turns(state: State) -> float:
     """Number of model calls of the rollout."""
-    return float(len(state["trajectory"]))
+    return float(len(state.record.transcript))
 
 
 def _without_state(response: tuple[Any, ...], state: State) -> Any:
@@ -969,8 +970,8 @@ def _without_state(response: tuple[Any, ...], state: State) -> Any:
 
 
 def _num_tokens(state: State) -> int:
-    tokens = state["trajectory"][-1]["tokens"]
-    if isinstance(tokens, TrajectoryStepTokens):
-        return tokens.num_tokens
-    usage = state["usage"]
+    turn = state.record.transcript.turns[-1]
+    if turn.has_tokens:
+        return turn.num_tokens
+    usage = state.record.usage
     return int(usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0))

@@ -12,7 +12,7 @@ from verifiers.clients.reply import to_response
 from verifiers.data.examples import Table
 from verifiers.data.messages import as_mapping, field, normalize_chat, normalize_message, strip_nones
 from verifiers.errors import VerifiersError
-from verifiers.results.outputs import ErrorInfo, error_chain
+from verifiers.rollouts.error_info import ErrorInfo, error_chain
 from verifiers.rollouts.state import TrajectoryStepTokens, record_tokens
 from verifiers.types import Message, Messages, ModelRequest, Response
 

@@ -145,7 +145,7 @@ MOVED: dict[str, str] = {
     "text": "data.text",
     "tool_examples": "data.tool_examples",
     "tools": "data.tool_schema",
-    "trajectories": "results.trajectory_rows",
+    "trajectories": "rollouts.transcript",
     "two_stages": "runs.score_after",
     "workers": "runs.workers",
     "workers.__main__": "runs.workers.__main__",

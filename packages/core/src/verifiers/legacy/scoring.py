@@ -181,7 +181,9 @@ def _state_with(original: Any, fields: Mapping[str, Any]) -> State:
     for name, value in fields.items():
         if name == "info" and value is None:
             continue
-        state[name] = value
-        if name != "completion" and name not in state.input_columns:
-            state.input_columns.append(name)
+        if name in State.RESERVED:
+            state[name] = value
+        else:
+            dict.pop(state, name, None)
+            state["input"][name] = value
     return state

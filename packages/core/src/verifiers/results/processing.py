@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ import numpy as np
 from verifiers import compat
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.results.outputs import GenerateOutputs
-from verifiers.results.token_rows import TokenRow, merge_turns
-from verifiers.rollouts.state import TrajectoryStepTokens
+from verifiers.rollouts.transcript import Transcript, branches
+from verifiers.rollouts.turn import Turn
 from verifiers.runtime.json import encode_row
 from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.files import atomic_write
@@ -126,15 +125,33 @@ def process_env_results(
             raise ScoringError(f"rollout {index} has an unknown reward", example_id=state.get("example_id"))
         if unknown and unknown_reward == "drop":
             continue
-        branches, source = _branches(prompt, completion, state, tokenizer, index)
-        for row in branches if allow_forks else branches[-1:]:
-            row, was_cut = _cut(row, max_seq_len)
-            truncated = was_cut or bool(state.get("is_truncated"))
-            loss_mask = row.sampled if mask_env_responses else np.ones_like(row.sampled)
+        turns = _recorded_turns(state)
+        source = "sampled" if turns else "retokenised"
+        turns = turns or _turns_of_text(prompt, completion or [], state, tokenizer, index)
+        merged = branches(turns)
+        ends_last = [branch for branch in merged if branch.turns[-1][0] == len(turns) - 1]
+        for branch in merged if allow_forks else ends_last:
+            start, size = branch.num_prompt, len(branch.token_ids)
+            end = max(start, min(size, max_seq_len)) if max_seq_len > 0 else size
+            truncated = end < size or bool(state.get("is_truncated"))
+            mask = branch.sampled[start:end] if mask_env_responses else np.ones(end - start, bool)
             if unknown or (truncated and mask_truncated_completions):
-                loss_mask = np.zeros_like(loss_mask)
+                mask = np.zeros_like(mask)
             value = math.nan if unknown else 0.0 if truncated and zero_truncated_completions else float(reward)
-            _append(outputs, row, loss_mask, value, truncated, source, index)
+            logprobs = branch.sampler_logprobs
+            values = (
+                branch.token_ids[:start].tolist(),
+                [0] * start,
+                branch.token_ids[start:end].tolist(),
+                mask.astype(int).tolist(),
+                None if logprobs is None or source != "sampled" else logprobs[start:end].tolist(),
+                value,
+                truncated,
+                source,
+                index,
+            )
+            for name, column_value in zip(LISTS, values, strict=True):
+                outputs[name].append(column_value)
     return outputs
 
 
@@ -170,13 +187,14 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
             raise ConfigError(
                 f"rollout {index} of the results has no token ids; sample from a server that returns them"
             )
-        for row in merge_turns(turns):
+        for branch in branches(turns):
+            start, logprobs = branch.num_prompt, branch.sampler_logprobs
             fields = {
-                "prompt_ids": row.prompt_ids,
-                "completion_ids": row.completion_ids,
-                "completion_mask": row.sampled.astype(int),
-                "logprobs": row.logprobs,
-                "versions": row.versions,
+                "prompt_ids": branch.token_ids[:start],
+                "completion_ids": branch.token_ids[start:],
+                "completion_mask": branch.sampled[start:].astype(int),
+                "logprobs": None if logprobs is None else logprobs[start:],
+                "versions": np.where(branch.sampled, branch.versions, -1)[start:],
                 "reward": output["reward"],
                 "advantage": output["advantage"],
                 "example_id": output["example_id"],
@@ -187,69 +205,20 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     return len(lines)
 
 
-def _branches(
-    prompt: Sequence[Mapping[str, Any]] | str,
-    completion: Sequence[Mapping[str, Any]] | str | None,
-    state: Mapping[str, Any],
-    tokenizer: object,
-    index: int,
-) -> tuple[list[TokenRow], str]:
-    if turns := _recorded_turns(state):
-        return merge_turns(turns), "sampled"
+def _recorded_turns(state: Mapping[str, Any]) -> Sequence[Turn]:
+    """The turns of a rollout; none unless every turn has tokens."""
+    turns = Transcript(state.get("trajectory") or ()).turns
+    return turns if all(turn.num_prompt for turn in turns) else ()
+
+
+def _turns_of_text(
+    prompt: Any, completion: Any, state: Mapping[str, Any], tokenizer: object, index: int
+) -> Sequence[Turn]:
     if tokenizer is None:
         raise ConfigError(f"rollout {index} has no recorded token ids; pass tokenizer= to tokenise its text")
     from verifiers.results.retokenise import text_turns
 
-    return merge_turns(text_turns(prompt, completion or [], state.get("tool_defs"), tokenizer)), "retokenised"
-
-
-def _recorded_turns(state: Mapping[str, Any]) -> list[TrajectoryStepTokens]:
-    """The tokens of the turns; [] unless every turn has them."""
-    steps = state.get("trajectory") or []
-    tokens = [step.get("tokens") for step in steps]
-    if any(t is None or not len(t["prompt_ids"]) for t in tokens):
-        return []
-    return [t if isinstance(t, TrajectoryStepTokens) else TrajectoryStepTokens(**t) for t in tokens]
-
-
-def _cut(row: TokenRow, max_seq_len: int) -> tuple[TokenRow, bool]:
-    room = max(0, max_seq_len - len(row.prompt_ids))
-    if max_seq_len <= 0 or len(row.completion_ids) <= room:
-        return row, False
-    logprobs = None if row.logprobs is None else row.logprobs[:room]
-    shorter = replace(
-        row,
-        completion_ids=row.completion_ids[:room],
-        sampled=row.sampled[:room],
-        logprobs=logprobs,
-        versions=row.versions[:room],
-    )
-    return shorter, True
-
-
-def _append(
-    outputs: ProcessedOutputs,
-    row: TokenRow,
-    loss_mask: np.ndarray,
-    reward: float,
-    truncated: bool,
-    source: str,
-    index: int,
-) -> None:
-    logprobs = None if row.logprobs is None or source != "sampled" else row.logprobs.tolist()
-    values = (
-        row.prompt_ids.tolist(),
-        [0] * len(row.prompt_ids),
-        row.completion_ids.tolist(),
-        loss_mask.astype(int).tolist(),
-        logprobs,
-        reward,
-        truncated,
-        source,
-        index,
-    )
-    for name, value in zip(LISTS, values, strict=True):
-        outputs[name].append(value)
+    return text_turns(prompt, completion, state.get("tool_defs"), tokenizer)
 
 
 def _padded(rows: Sequence[Sequence[Any]], pad: float, dtype: npt.DTypeLike, left: bool = False) -> np.ndarray:

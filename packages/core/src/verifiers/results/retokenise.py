@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from verifiers.data.messages import message_text
-from verifiers.rollouts.state import TrajectoryStepTokens
+from verifiers.rollouts.transcript import NOT_SAMPLED
+from verifiers.rollouts.turn import Turn
 
 
 def text_turns(
@@ -16,7 +17,7 @@ def text_turns(
     completion: Sequence[Mapping[str, Any]] | str,
     tools: Iterable[Mapping[str, Any]] | None,
     tokenizer: Any,
-) -> list[TrajectoryStepTokens]:
+) -> list[Turn]:
     """One turn per assistant message: the rendered conversation before it, and the tokens that it adds.
 
     Two texts, prompt and completion, are one turn. A completion without an assistant message is one empty turn.
@@ -51,5 +52,5 @@ def _rendered(
     return list(rendered)
 
 
-def _turn(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> TrajectoryStepTokens:
-    return TrajectoryStepTokens(prompt_ids, completion_ids, np.zeros(len(completion_ids), np.float32))
+def _turn(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Turn:
+    return Turn(prompt_ids, completion_ids, np.zeros(len(completion_ids), np.float32), NOT_SAMPLED)

@@ -20,7 +20,6 @@ from verifiers.results.outputs import (
     COLUMNS,
     DISK_FIELDS,
     FIELDS,
-    ErrorInfo,
     GenerateMetadata,
     GenerateOutputs,
     Measurements,
@@ -28,6 +27,7 @@ from verifiers.results.outputs import (
     set_advantage,
 )
 from verifiers.results.statistics import numbered
+from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rubrics.advantages import centered_advantages
 
 _INDEXED = {"rewards": "reward", "example_ids": "example", "stop_conditions": "stop_condition"}

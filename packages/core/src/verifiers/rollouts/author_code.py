@@ -281,7 +281,7 @@ class Hook:
     ) -> None:
         state, timing = self.state, self.timing
         if timing is not None:
-            times = state["timing"]
+            times = state.record.timing
             times[timing] = times.get(timing, 0.0) + 1000 * (perf_counter() - self.started)
         if error is None:
             state.waiting_for = self.outer_wait

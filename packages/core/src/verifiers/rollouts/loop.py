@@ -38,7 +38,7 @@ from verifiers.rollouts.author_code import (
     passes,
 )
 from verifiers.rollouts.contract import RolloutEnvironment
-from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.rollouts.state import State
 from verifiers.runtime.calls import NO, Done, is_awaitable, started
 from verifiers.runtime.deadlines import Deadline
 from verifiers.types import StopReason, Tool
@@ -68,7 +68,7 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     env, started = env.for_row(state), time.perf_counter()
     cls: Any = type(env)
     conditions = conditions_in_loop(cls)
-    state["timing"]["start_time"] = time.time()
+    state.record.timing["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
             await set_up(env, state)
@@ -76,14 +76,14 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
                 if await _take_turn(env, state, limits):
                     reason = StopReason.FINAL_RESPONSE.value
                     break
-            state["stop_condition"] = reason
+            state.record.stop = reason
     except OverlongPromptError:
-        state["prompt_too_long"], state["stop_condition"] = True, StopReason.PROMPT_TOO_LONG.value
+        state["prompt_too_long"], state.record.stop = True, StopReason.PROMPT_TOO_LONG.value
     except BaseException as error:
         if ends_the_run(error):
             raise
-        state["error"] = error if isinstance(error, RolloutError) else fault("the rollout", error)
-        state["stop_condition"] = StopReason.ERROR.value
+        state.record.error = error if isinstance(error, RolloutError) else fault("the rollout", error)
+        state.record.stop = StopReason.ERROR.value
     finally:
         await clean_up(env, state)
     conclude(state, started)
@@ -115,7 +115,7 @@ async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> 
             raise
         raise fault(hook, error) from error
     finally:
-        times, ended = state["timing"], time.perf_counter()
+        times, ended = state.record.timing, time.perf_counter()
         request_start = request_start or ended
         request_end = request_end or ended
         times["model_ms"] += 1000 * (request_end - request_start)
@@ -158,7 +158,7 @@ async def first_stop(env: RolloutEnvironment, state: State, conditions: list[Con
         if passes(error):
             raise
         raise fault(name, error) from error
-    if env.max_turns <= 0 and len(state["trajectory"]) >= TURN_GUARD:
+    if env.max_turns <= 0 and len(state.record.transcript) >= TURN_GUARD:
         return StopReason.MAX_TURNS.value
     return None
 
@@ -215,7 +215,7 @@ def _takes_messages(override: Callable[..., Any]) -> bool:
 
 
 def _with_messages(override: Callable[..., Any], env: object, state: State) -> Any:
-    messages = state["trajectory"][-1].conversation() if state["trajectory"] else state["prompt"][:]
+    messages = state.record.transcript[-1].conversation() if state.record.transcript else state["prompt"][:]
     return override(env, messages, state)
 
 
@@ -257,16 +257,16 @@ class _Limits(Deadline):
         return None
 
     def _record(self, expired: BaseException) -> None:
-        self.state["stop_condition"] = StopReason.TIMEOUT.value
+        self.state.record.stop = StopReason.TIMEOUT.value
         if self.is_run_limit:
             awaited = self.state.waiting_for or "the environment"
-            self.state["error"] = RolloutTimeout(
+            self.state.record.error = RolloutTimeout(
                 f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited}; raise "
                 "rollout_timeout_s (vf-eval: --timeout) if it needs longer",
                 waiting_for=awaited,
                 elapsed_s=self.limit_s,
             )
-            self.state["error"].__cause__ = expired
+            self.state.record.error.__cause__ = expired
 
 
 async def set_up(env: RolloutEnvironment, state: State) -> None:
@@ -310,7 +310,7 @@ async def clean_up(env: RolloutEnvironment, state: State) -> None:
         failure = error if isinstance(error, RolloutError) else fault("render_completion", error)
         _record_failure(env, state, "render_completion", failure)
     finally:
-        state["timing"]["env_ms"] += 1000 * (time.perf_counter() - started)
+        state.record.timing["env_ms"] += 1000 * (time.perf_counter() - started)
         handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
         if handlers:
             await _uncancelled(_run_handlers(env, state, handlers))
@@ -344,22 +344,22 @@ async def _uncancelled(work: Awaitable[None]) -> None:
 
 def _record_failure(env: RolloutEnvironment, state: State, name: str, error: RolloutError) -> None:
     env.logger.warning("clean-up %s failed: %s", name, error)
-    if state["error"] is None:
-        state["error"] = error
+    if state.record.error is None:
+        state.record.error = error
 
 
 def conclude(state: State, started: float) -> None:
     """Set the final fields of a finished rollout; ``started`` is of ``time.perf_counter``."""
     state.waiting_for = None
-    if state["trajectory"] and isinstance(state["trajectory"][-1], TrajectoryStep):
-        state["trajectory"][-1].settle()
-    state["timing"]["generation_ms"] = 1000 * (time.perf_counter() - started)
-    state["is_completed"] = True
-    state["is_truncated"] = state["is_truncated"] or StopReason.truncates(state["stop_condition"])
-    error = state["error"]
+    rollout = state.record
+    rollout.transcript.settle()
+    rollout.timing["generation_ms"] = 1000 * (time.perf_counter() - started)
+    rollout.is_completed = True
+    rollout.is_truncated = rollout.is_truncated or StopReason.truncates(rollout.stop)
+    error = rollout.error
     if error is not None and not isinstance(error, RolloutError):  # author code may assign any value
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
-        state["error"] = fault("the environment", raised)
+        rollout.error = fault("the environment", raised)
 
 
 def new_state(

@@ -1077,13 +1077,12 @@ def _record(state: State, name: str, error: ScoringError) -> None:
 
 def _fill_turns(state: State, key: str) -> None:
     """Copy the rollout's value to the turns without one."""
-    value = state[key]
-    steps = state["trajectory"]
-    if key == "reward" and state.turn_rewards is None:
-        state.turn_rewards = [dict.get(step, "reward") for step in steps]
-    for step in steps:
-        if dict.get(step, key) is None:
-            step[key] = value
+    rollout = state.record
+    for turn in rollout.transcript.turns:
+        if key == "reward":
+            turn.rollout_reward = rollout.reward
+        elif turn.advantage is None:
+            turn.advantage = rollout.advantage
 
 
 # --- rubrics that override score_rollout or score_group

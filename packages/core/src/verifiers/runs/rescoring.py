@@ -17,16 +17,10 @@ from verifiers import errors
 from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
-from verifiers.results.outputs import (
-    DISK_FIELDS,
-    FIELDS,
-    ErrorInfo,
-    Measurements,
-    RolloutOutput,
-    content_hash,
-    output_to_state,
-)
-from verifiers.rollouts.state import State, Timing
+from verifiers.results.outputs import DISK_FIELDS, FIELDS, Measurements, RolloutOutput, content_hash, output_to_state
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import Timing
+from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.run import Run, check_before_run
 from verifiers.runs.runner import GenerateJob, Job, Plan, RunContext, RunEnvironment, RunStore, score
@@ -156,8 +150,8 @@ def _state_of(env: RunEnvironment, output: RolloutOutput, row: Mapping[str, Any]
     state["usage"] = {name: n for name, n in (output["token_usage"] or {}).items() if name in _POLICY_USAGE}
     state["timing"] = Timing(**{**(output["timing"] or {}), "scoring_ms": 0.0})
     state["error"] = _raised(output["error"])
-    for step in state["trajectory"]:
-        step["reward"] = step["advantage"] = None
+    for turn in state.record.transcript.turns:
+        turn.rollout_reward = turn.advantage = None
     return state
 
 

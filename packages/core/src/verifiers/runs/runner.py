@@ -839,17 +839,15 @@ class RunStore:
 
         Returns the names under which the server answered; none when each is the requested one.
         """
-        steps, requested = state["trajectory"], state["model"]
-        self.num_turns += len(steps)
+        turns, requested = state.record.transcript.turns, state.record.model
+        self.num_turns += len(turns)
         names: set[str] = set()
-        for step in steps:
-            response = dict.get(step, "response")
-            if model := getattr(response, "model", ""):
+        for turn in turns:
+            if model := getattr(turn.response, "model", ""):
                 names.add(str(model))
-            if dict.__getitem__(step, "tokens") is not None:
-                continue
-            if not (dict.get(step, "extras") or {}).get("logprobs"):  # by the texts of the tokens
-                self.without_tokens[getattr(response, "tokens_missing", "") or "the client returns none"] += 1
+            if not turn.has_tokens and not turn.extras.get("logprobs"):  # by the texts of the tokens
+                missing = getattr(turn.response, "tokens_missing", "")
+                self.without_tokens[missing or "the client returns none"] += 1
         return [] if names <= {requested} else sorted(names)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:

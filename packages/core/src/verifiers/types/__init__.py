@@ -1,4 +1,4 @@
-"""Data types: messages, model requests and responses, turns and rollouts.
+"""Data types: messages, model requests and responses, and why a rollout ended.
 
 Messages are plain ``dict``s that also answer attributes, so code that writes ``m["content"]`` and code that
 writes ``m.content`` both work, equality and JSON are those of ``dict``, and
@@ -40,7 +40,7 @@ from verifiers.types.requests import (
     Usage,
     float_array,
 )
-from verifiers.types.rollout import Rollout, StopReason, Turn
+from verifiers.types.stop_reason import StopReason
 
 __all__ = [
     "AssistantMessage",
@@ -60,7 +60,6 @@ __all__ = [
     "ResponseMessage",
     "ResponseTokens",
     "RewardFunc",
-    "Rollout",
     "SamplingArgs",
     "StopReason",
     "SystemMessage",
@@ -69,7 +68,6 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolMessage",
-    "Turn",
     "Usage",
     "UserMessage",
     "float_array",

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from verifiers.errors import ConfigError
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages, is_dead, turn_advantages
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import PackedRow, fill, pack, shared
@@ -443,12 +444,14 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
         "reward/max": float(known.max()) if known.size else math.nan,
         "reward/unscored": int(rewards.size - known.size),
         "rollouts/errors": sum(rollout.error is not None for rollout in rollouts),
-        "rollouts/timeouts": sum((rollout.error or "").startswith("RolloutTimeout") for rollout in rollouts),
+        "rollouts/timeouts": sum(
+            rollout.error is not None and rollout.error["error"] == "RolloutTimeout" for rollout in rollouts
+        ),
         "rollouts/truncated": sum(rollout.is_truncated for rollout in rollouts),
         "rollouts/generated": len(rollouts),
         "tokens/completion": sum(rollout.num_sampled for rollout in rollouts),
         "tokens/longest": max((rollout.num_sampled for rollout in rollouts), default=0),
-        "tokens/prompt": sum(len(rollout.turns[0].prompt_ids) for rollout in rollouts if rollout.turns),
+        "tokens/prompt": sum(rollout.turns[0].num_prompt for rollout in rollouts if rollout.turns),
         "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])) if rollouts else math.nan,
     }
     for name in sorted({name for rollout in rollouts for name in rollout.metrics}):

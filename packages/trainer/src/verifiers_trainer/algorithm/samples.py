@@ -1,9 +1,8 @@
 """Turn the model calls of a rollout into samples: every sampled token is trained exactly once, on the sampled ids.
 
-A turn whose prompt begins with an earlier turn's prompt and completion continues that sample: only the new tokens are
-appended, those of the environment without loss. Any other turn starts a new sample (a fork) with its whole prompt
-without loss. Masks come from lengths and turn boundaries, never from token ids, so an end token that equals the pad
-token is trained.
+A sample is a branch of the rollout's transcript (``verifiers.rollouts.transcript``) with its advantages and the mask
+of the tokens that carry loss: the sampled ones, and on request the environment's between turns, never the first prompt.
+Masks come from turn boundaries, never from token ids, so an end token that equals the pad token is trained.
 
 Every array here describes token t at entry t, given the tokens before it; entry 0 is never trained. Nothing is decoded,
 encoded again or cut. ``batch`` decides which rewards enter the baseline, ``aggregation`` how much a token weighs.
@@ -11,21 +10,21 @@ encoded again or cut. ``batch`` decides which rewards enter the baseline, ``aggr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy import empty, zeros  # looked up five times per sample
 
-from verifiers.types import Immutable, Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.transcript import NOT_SAMPLED, branches
+from verifiers.rollouts.turn import Turn
+from verifiers.types import Immutable
 
-NOT_SAMPLED = -2
-"""Version of a token that no policy sampled: prompts, tool results, offline text. (-1: sampled, version unknown.)"""
 COMPONENTS = ("rl", "ce", "ref_kl")
 """Parts of the loss, of which a sample has one: its rewards ("rl"), imitation ("ce"), nearness to a teacher
 ("ref_kl"). Each is a mean over its own tokens of the step."""
-
-_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)  # their classes are looked up at every use
 
 
 class Sample(Immutable, frozen=True, eq=False):
@@ -52,6 +51,8 @@ class Sample(Immutable, frozen=True, eq=False):
     """False: present but without weight."""
     component: str = "rl"
     """The part of the loss that trains the sample, one of ``COMPONENTS``."""
+    turns: tuple[tuple[int, int, int], ...] = ()
+    """(index of the turn, start, end) of each completion; see ``transcript.Branch``."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,8 +87,7 @@ class RolloutSamples(Immutable, frozen=True):
 def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
     """Merge the turns of a rollout into samples, in the order of their first turn, with advantages of zero.
 
-    Time is linear in the tokens compared and returned; with `Turn.num_shared`, linear in new tokens. A
-    turn continues the newest sample it can. With ``mask_env_responses=False`` the environment's tokens between turns
+    With ``mask_env_responses=False`` the environment's tokens between turns
     carry loss too (never the first prompt of a sample). A sample without any completion token is left out.
     """
     return _merge(turns, [0.0] * len(turns), mask_env_responses)
@@ -127,7 +127,16 @@ def rollout_samples(
         return RolloutSamples((), "overlong")
     if mask_truncated and any(turn.is_truncated for turn in turns):
         return RolloutSamples((), "truncated")
-    samples = _merge(turns, per_turn, mask_env_responses, 1.0 / temperature, rollout, group, live, component)
+    samples = _merge(
+        turns,
+        per_turn,
+        mask_env_responses,
+        inv_temperature=1.0 / temperature,
+        rollout=rollout,
+        group=group,
+        live=live,
+        component=component,
+    )
     return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
@@ -146,103 +155,57 @@ def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_l
         return False
     bounds = [] if max_seq_len is None else [max_seq_len]
     if max_completion_len is not None:
-        bounds.append(len(turns[0].prompt_ids) + max_completion_len)
+        bounds.append(turns[0].num_prompt + max_completion_len)
     return bool(bounds) and max(turn.num_tokens for turn in turns) > min(bounds)
 
 
-def turn_places(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int, int]]:
+def turn_spans(rollout: Rollout, samples: RolloutSamples) -> list[tuple[int, int, int]]:
     """Where the completion of each turn of a rollout is in its ``samples``: (sample, start, end).
 
-    A turn of a sample that is left out, for it has no completion token or its role is excluded, is at (-1, 0, 0).
+    A turn of a sample that is left out, for it has no completion token or its role is excluded, is
+    at (-1, 0, 0).
     """
-    if not rollout.role_rewards:
-        return _places(rollout.turns, 0) if samples.samples else [(-1, 0, 0)] * len(rollout.turns)
-    places, before = [(-1, 0, 0)] * len(rollout.turns), 0
-    for role, num in zip(rollout.role_rewards, samples.num_of_role, strict=True):
-        numbers = [number for number, turn in enumerate(rollout.turns) if turn.role == role]
-        if num:
-            for number, place in zip(numbers, _places(rollout.of_role(role).turns, before), strict=True):
-                places[number] = place
-        before += num
-    return places
-
-
-def _places(turns: Sequence[Turn], before: int) -> list[tuple[int, int, int]]:
-    """`turn_places` of turns whose samples come after ``before`` others."""
-    places = [(-1, 0, 0)] * len(turns)
-    chains = [chain for chain in _chains(turns) if any(len(turns[i].completion_ids) for i in chain)]
-    for sample, chain in enumerate(chains, start=before):
-        for i in chain:
-            places[i] = sample, len(turns[i].prompt_ids), turns[i].num_tokens
-    return places
-
-
-def _chains(turns: Sequence[Turn]) -> list[list[int]]:
-    """Indices of the turns of each sample."""
-    if len(turns) == 1:
-        return [[0]]
-    chains: list[list[int]] = []
-    for index, turn in enumerate(turns):
-        for chain in reversed(chains):  # newest sample first, so that interleaved conversations match correctly
-            num_shared = turn.num_shared if chain[-1] == index - 1 else 0
-            if _continues(turn, turns[chain[-1]], num_shared):
-                chain.append(index)
-                break
-        else:
-            chains.append([index])
-    return chains
-
-
-def _continues(turn: Turn, earlier: Turn, num_shared: int) -> bool:
-    """Whether the prompt begins with all tokens of ``earlier``, of which ``num_shared`` are known to be equal."""
-    start, end = len(earlier.prompt_ids), earlier.num_tokens
-    if len(turn.prompt_ids) < end:
-        return False
-    if num_shared >= end:
-        return True
-    split = max(num_shared, start)  # compare the completion first: that is where branches differ
-    tail_equal = np.array_equal(turn.prompt_ids[split:end], earlier.completion_ids[split - start :])
-    return tail_equal and np.array_equal(turn.prompt_ids[num_shared:start], earlier.prompt_ids[num_shared:])
+    spans = [(-1, 0, 0)] * len(rollout.turns)
+    roles = list(rollout.role_rewards) or [""]
+    counts = samples.num_of_role or (len(samples.samples),)
+    remaining = iter(enumerate(samples.samples))
+    for role, count in zip(roles, counts, strict=True):
+        members = [n for n, turn in enumerate(rollout.turns) if not role or turn.role == role]
+        for number, sample in itertools.islice(remaining, count):
+            for index, start, end in sample.turns:
+                spans[members[index]] = number, start, end
+    return spans
 
 
 def _merge(
     turns: Sequence[Turn],
-    advantages: list[float],
+    advantages: Sequence[float],
     mask_env_responses: bool,
-    inv_temperature: float = 1.0,
-    rollout: int = 0,
-    group: int = 0,
-    live: bool = True,
-    component: str = "rl",
+    **identity: Any,
 ) -> list[Sample]:
     samples = []
-    for chain in _chains(turns):
-        last = turns[chain[-1]]  # each turn of a chain begins with all of the one before: the last holds every id
-        num_prompt, num_sampled = len(last.prompt_ids), len(last.completion_ids)
-        if not num_sampled and not any([len(turns[i].completion_ids) for i in chain]):
+    for branch in branches(turns):
+        if not branch.sampled.any():
             continue
-        size = num_prompt + num_sampled
-        token_ids = empty(size, _INT)
-        token_ids[:num_prompt] = last.prompt_ids  # in two thirds of the time of np.concatenate
-        token_ids[num_prompt:] = last.completion_ids
-        loss_mask = zeros(size, bool)
-        sampler_logprobs = zeros(size, _FLOAT)
-        versions = empty(size, _INT)
-        versions.fill(NOT_SAMPLED)  # half of the time of np.full
-        per_token = zeros(size, _FLOAT)
-        before = len(turns[chain[0]].prompt_ids)
-        for i in chain:
-            turn, advantage = turns[i], advantages[i]
-            start = len(turn.prompt_ids)
-            end = start + len(turn.completion_ids)
-            places = slice(start, end)
-            sampler_logprobs[places] = turn.sampler_logprobs
-            versions[places] = turn.version
-            if not math.isnan(advantage):
-                trained = places if mask_env_responses else slice(before, end)
-                loss_mask[trained] = True
-                per_token[trained] = advantage
+        if branch.sampler_logprobs is None:
+            raise ValueError("a turn has other numbers of completion ids and log-probabilities")
+        loss_mask = np.zeros(len(branch.token_ids), bool)
+        per_token = np.zeros(len(branch.token_ids), np.float32)
+        before = branch.num_prompt
+        for index, start, end in branch.turns:
+            if not math.isnan(advantages[index]):
+                trained = slice(start if mask_env_responses else before, end)
+                loss_mask[trained], per_token[trained] = True, advantages[index]
             before = end
-        kind = inv_temperature, rollout, group, live, component
-        samples.append(Sample(token_ids, loss_mask, sampler_logprobs, versions, per_token, *kind))
+        samples.append(
+            Sample(
+                branch.token_ids,
+                loss_mask,
+                branch.sampler_logprobs,
+                branch.versions,
+                per_token,
+                turns=branch.turns,
+                **identity,
+            )
+        )
     return samples

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError
-from verifiers.types import ModelRequest, Response, Turn
+from verifiers.rollouts.turn import Turn
+from verifiers.types import ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.protocol import Engine

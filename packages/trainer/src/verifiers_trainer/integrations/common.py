@@ -20,8 +20,9 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import read_trajectories
 from verifiers.results.outputs import output_to_state
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
-from verifiers.types import Message, Messages, ModelRequest, Response, Rollout
+from verifiers.types import Message, Messages, ModelRequest, Response
 from verifiers_trainer.algorithm.samples import Sample, merge_turns
 from verifiers_trainer.integrations.offline import offline_groups
 from verifiers_trainer.integrations.token_client import TokenClient

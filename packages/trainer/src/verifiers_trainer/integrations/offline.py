@@ -10,7 +10,9 @@ import numpy as np
 
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import TrajectoryRow, read_trajectories
-from verifiers.types import Rollout, Turn
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group
 
 
@@ -33,7 +35,7 @@ def offline_groups(path: str | Path) -> list[Group]:
 
 def _rollout(rows: Sequence[TrajectoryRow]) -> Rollout:
     turns = tuple(turn for row in rows for turn in _turns(row))
-    return Rollout(turns, rows[0].reward, text={"prompt": "", "completion": "", "answer": ""})
+    return Rollout(Transcript(turns), rows[0].reward)
 
 
 def _turns(row: TrajectoryRow) -> list[Turn]:

@@ -19,9 +19,11 @@ from typing import Any
 from verifiers.data.examples import Example, RowFormat, examples_from
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.turn import Turn
 from verifiers.runs.runner import RunContext
-from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline import curriculum, rewards, subclass_hooks
 from verifiers_trainer.pipeline.curriculum import RewardWeights
@@ -289,10 +291,11 @@ def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Gr
 def _rollout(prompt: object, completion: object, reward: float | None, turns: tuple[Turn, ...]) -> Rollout:
     row = _row(prompt)
     return Rollout(
-        turns=turns,
-        reward=math.nan if reward is None else float(reward),
+        Transcript(turns),
+        math.nan if reward is None else float(reward),
         is_truncated=any(turn.is_truncated for turn in turns),
-        text={"prompt": row.get("prompt", prompt), "completion": completion, "answer": row.get("answer", "")},
+        row={"prompt": row.get("prompt", prompt), "answer": row.get("answer", "")},
+        completion=completion,
     )
 
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
-from verifiers.types import Rollout
+from verifiers.rollouts.rollout import Rollout
 from verifiers_trainer.algorithm.batch import Group, reward_histogram
 from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.settings.config import RLConfig
@@ -55,23 +55,26 @@ class FaultMeter:
             kind = cause_text(record)
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
-                log.warning("a rollout of example %s failed and is not trained on: %s", group.example_id, record.error)
+                log.warning(
+                    "a rollout of example %s failed and is not trained on: %s", group.example_id, record.error.text
+                )
         self._recent.extend(cause_text(record) for record in faults)
         self._recent.extend([None] * (len(group.rollouts) - len(faults)))
         causes, total = Counter(cause for cause in self._recent if cause is not None), len(self._recent)
         failed = causes.total()
         if faults and total >= self.min_rollouts and failed > self.max_fraction * total:
+            last = faults[-1].error.text
             raise TooManyFaults(
-                f"{failed} of the last {total} rollouts failed: {counted(causes)}; the last with {faults[-1].error}; "
+                f"{failed} of the last {total} rollouts failed: {counted(causes)}; the last with {last}; "
                 f"training stops (max_error_fraction={self.max_fraction:g})",
-                cause=faults[-1].error,
+                cause=last,
                 count=failed,
             )
 
 
 def cause_text(rollout: Rollout) -> str:
     """The cause of an unknown reward; "not scored" without an error."""
-    return rollout.cause or ("not scored" if rollout.error is None else rollout.error.partition(":")[0])
+    return "not scored" if rollout.error is None else rollout.error.cause_and_place
 
 
 def counted(causes: Counter[str]) -> str:

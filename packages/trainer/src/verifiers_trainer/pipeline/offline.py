@@ -31,9 +31,12 @@ from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
 from verifiers.results import GenerateOutputs, load_results
 from verifiers.results.outputs import output_to_state
 from verifiers.results.retokenise import text_turns
+from verifiers.rollouts.rollout import Rollout
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.turn import Turn
 from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
-from verifiers.types import Messages, Rollout, Turn
+from verifiers.types import Messages
 from verifiers_trainer.algorithm.batch import (
     Group,
     TrainBatch,
@@ -157,7 +160,7 @@ def _from_results(
         turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(
             state["prompt"], state["completion"], tokenizer, state["tool_defs"]
         )
-        yield state["prompt"], replace(record, turns=turns)
+        yield state["prompt"], replace(record, transcript=Transcript(turns))
 
 
 def _from_columns(dataset: Any, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Any, Rollout]]:
@@ -170,8 +173,8 @@ def _from_columns(dataset: Any, tokenizer: PreTrainedTokenizerBase) -> Iterator[
         )
     for prompt, completion, reward in zip(*columns.values(), strict=True):
         turns = _tokenised(prompt, completion, tokenizer)
-        text = {"prompt": prompt, "completion": completion, "answer": ""}
-        yield prompt, Rollout(turns, math.nan if reward is None else float(reward), text=text)
+        value = math.nan if reward is None else float(reward)
+        yield prompt, Rollout(Transcript(turns), value, row={"prompt": prompt}, completion=completion)
 
 
 def _names(dataset: Any) -> Sequence[str]:
@@ -181,7 +184,11 @@ def _names(dataset: Any) -> Sequence[str]:
 def _of_another_run(turn: Turn, imitates: bool) -> Turn:
     """The turn with ``UNKNOWN_VERSION``; ``NOT_SAMPLED`` when it has no log-probabilities, or none is compared with."""
     has_logprobs = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
-    return replace(turn, version=UNKNOWN_VERSION if has_logprobs and not imitates else NOT_SAMPLED)
+    version = UNKNOWN_VERSION if has_logprobs and not imitates else NOT_SAMPLED
+    tokens = turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs
+    again = Turn(*tokens, version, turn.is_truncated, turn.role)
+    again.env_reward = turn.env_reward
+    return again
 
 
 def _tokenised(
@@ -192,8 +199,8 @@ def _tokenised(
 ) -> tuple[Turn, ...]:
     """The turns of a text, without what the template adds after the end token."""
     turns = []
-    for tokens in text_turns(prompt, completion or "", tools, tokenizer):
-        prompt_ids, ids, logprobs = tokens.arrays()
+    for turn in text_turns(prompt, completion or "", tools, tokenizer):
+        prompt_ids, ids, logprobs = turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs
         ends = np.flatnonzero(ids == tokenizer.eos_token_id)
         size = int(ends[-1]) + 1 if len(ends) else len(ids)
         if size and len(prompt_ids):
@@ -210,7 +217,7 @@ def _plain(prompt: object) -> Any:
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The prompts as rows of a dataset."""
-    prompts = [group.rollouts[0].text["prompt"] for group in groups]
+    prompts = [group.rollouts[0].row["prompt"] for group in groups]
     named = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
     return [row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)]
 
@@ -241,8 +248,8 @@ class OfflineRollouts:
                 len(self.groups),
                 self._mean,
             )
-        self._given = {id(one.text): one for group in self.groups for one in group.rollouts}
-        """The rollouts with their rewards as they came; a centred copy shares the ``text``."""
+        self._as_read = {id(r.transcript): r for group in self.groups for r in group.rollouts}
+        """The rollouts with their rewards as they came; a centred copy shares the transcript."""
         rewards = np.concatenate([group.rewards for group in self.groups])
         differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
         live = [group for group in map(self._centre, self.groups) if not group.is_dead(self.config)]
@@ -314,7 +321,7 @@ class OfflineRollouts:
         """The batch with the original rewards, and groups numbered by progress through the data."""
         last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
         groups = tuple(
-            replace(group, index=last_index, rollouts=tuple(self._given[id(one.text)] for one in group.rollouts))
+            replace(group, index=last_index, rollouts=tuple(self._as_read[id(r.transcript)] for r in group.rollouts))
             for group in batch.groups
         )
         stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}

@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import Rollout, number
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.turn import Turn
 from verifiers.runtime.json import encode_row
-from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline.schedule import PipelineState, Signal, Solved
 from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading, write_json
@@ -87,69 +88,47 @@ def _group_to_json(group: Group) -> dict[str, Any]:
         "env": group.env,
         "weights": dict(group.weights),
         "component": group.component,
-        "records": [
-            {
-                "turns": [_turn_to_json(turn) for turn in record.turns],
-                "reward": _number(record.reward),
-                "metrics": {name: _number(value) for name, value in record.metrics.items()},
-                "error": record.error,
-                "cause": record.cause,
-                "stop": record.stop,
-                "is_truncated": record.is_truncated,
-                "text": record.text,
-                "turn_rewards": list(record.turn_rewards),
-                "advantage": None if record.advantage is None else _number(record.advantage),
-                "role_rewards": {role: _number(value) for role, value in record.role_rewards.items()},
-            }
-            for record in group.rollouts
-        ],
+        "rollouts": [_reproducible(rollout.to_json()) for rollout in group.rollouts],
     }
 
 
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
-    ids = {"prompt_ids": turn.prompt_ids.tolist(), "completion_ids": turn.completion_ids.tolist()}
-    version = turn.version if isinstance(turn.version, int) else np.asarray(turn.version).tolist()
-    rest = {"version": version, "is_truncated": turn.is_truncated, "shared": turn.num_shared, "role": turn.role}
-    return ids | {"logprobs": turn.sampler_logprobs.tolist()} | rest  # names of version 0.2.0, in its order
+def _reproducible(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved rollout without times and random ids: equal trainings write equal checkpoints."""
+    left_out = ("timing", "trajectory_id")
+    steps = [{k: v for k, v in step.items() if k not in left_out} for step in saved["trajectory"]]
+    return {k: v for k, v in saved.items() if k not in left_out} | {"trajectory": steps}
 
 
 def _group_from_json(saved: Mapping[str, Any]) -> Group:
-    rollouts = tuple(
-        Rollout(
-            turns=tuple(_turn_from_json(turn) for turn in record["turns"]),
-            reward=_from_number(record["reward"]),
-            metrics={name: _from_number(value) for name, value in record["metrics"].items()},
-            error=record["error"],
-            cause=record.get("cause"),  # version 0.2.0 saved none
-            stop=record["stop"],
-            is_truncated=record["is_truncated"],
-            text=record["text"],
-            turn_rewards=tuple(record["turn_rewards"]),
-            advantage=record.get("advantage"),  # absent in version 0.2.0, as are role_rewards and a turn's role
-            role_rewards={role: _from_number(value) for role, value in record.get("role_rewards", {}).items()},
-        )
-        for record in saved["records"]
-    )
+    rollouts = [Rollout.from_json(rollout) for rollout in saved.get("rollouts", ())]
+    rollouts += [_older_rollout(record) for record in saved.get("records", ())]
     component = saved.get("component", "")  # absent in version 0.2.0
-    return Group(saved["index"], saved["example_id"], rollouts, saved["env"], saved["weights"], component)
+    facts = saved["index"], saved["example_id"], tuple(rollouts), saved["env"], saved["weights"]
+    return Group(*facts, component)
 
 
-def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
-    version = saved["version"] if isinstance(saved["version"], int) else np.array(saved["version"], np.int32)
-    return Turn(
-        prompt_ids=np.array(saved["prompt_ids"], np.int32),
-        completion_ids=np.array(saved["completion_ids"], np.int32),
-        sampler_logprobs=np.array(saved["logprobs"], np.float32),
-        version=version,
-        is_truncated=saved["is_truncated"],
-        num_shared=saved["shared"],
-        role=saved.get("role", ""),
+def _older_rollout(saved: Mapping[str, Any]) -> Rollout:
+    """A rollout of version 0.2.0, whose turns are whole and have no messages."""
+    turns = Transcript()
+    for turn in saved["turns"]:
+        arrays = turn["prompt_ids"], turn["completion_ids"], turn["logprobs"]
+        facts = turn["version"], turn["is_truncated"], turn.get("role", "")
+        turns.append(Turn(*arrays, *facts, previous=turns[-1] if turns else None))
+    for turn, reward in zip(turns, saved["turn_rewards"], strict=bool(saved["turn_rewards"])):
+        turn.env_reward = reward
+    error = None if saved["error"] is None else ErrorInfo.of(saved["error"])
+    if error is not None and saved.get("cause"):
+        innermost, _, where = saved["cause"].partition(" in ")
+        error.update(error_chain_str=f"{error.error} -> {innermost}", where=where or None)
+    return Rollout(
+        turns,
+        number(saved["reward"]),
+        {name: number(value) for name, value in saved["metrics"].items()},
+        error,
+        saved["stop"],
+        saved["is_truncated"],
+        {name: text for name, text in saved["text"].items() if name != "completion"},
+        saved["text"].get("completion"),
+        advantage=saved.get("advantage"),
+        role_rewards={k: number(v) for k, v in saved.get("role_rewards", {}).items()},
     )
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _from_number(value: float | None) -> float:
-    return math.nan if value is None else value

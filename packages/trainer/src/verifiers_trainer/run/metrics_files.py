@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from verifiers.results import print_prompt_completions_sample
+from verifiers.rollouts.rollout import Rollout
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
-from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
 METRICS = "metrics.jsonl"
@@ -131,7 +131,7 @@ def _row(group: Group, rollout: Rollout, sibling: int) -> dict[str, Any]:
         "metrics": {name: _plain(float(value)) for name, value in rollout.metrics.items()},
         "advantage": None,
         "stop_condition": rollout.stop,
-        "error": rollout.error,
+        "error": None if rollout.error is None else rollout.error.text,
         "completion_tokens": rollout.num_sampled,
         "policy_version": rollout.oldest_version,
     }
@@ -149,8 +149,8 @@ def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool
     """Print up to ``count`` rollouts of a step."""
     records = [record for group in batch.groups for record in (group.rollouts[:1] if first_only else group.rollouts)]
     print_prompt_completions_sample(
-        [record.text["prompt"] for record in records],
-        [record.text["completion"] for record in records],
+        [record.row["prompt"] for record in records],
+        [record.completion for record in records],
         [None for _ in records],
         [record.reward for record in records],
         step,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from verifiers.errors import ConfigError, NonFiniteLoss
-from verifiers.types import Turn
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow, pack

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from verifiers.types import Rollout
+from verifiers.rollouts.rollout import Rollout
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.packing import sample_spans
-from verifiers_trainer.algorithm.samples import RolloutSamples, turn_places
+from verifiers_trainer.algorithm.samples import RolloutSamples, turn_spans
 
 DIGITS = 4
 
@@ -74,10 +74,10 @@ def _turns(
     texts: Callable[[Sequence[int]], list[str]],
 ) -> list[dict[str, Any]]:
     records = []
-    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_places(rollout, samples), strict=True)):
+    for index, (turn, (which, start, end)) in enumerate(zip(rollout.turns, turn_spans(rollout, samples), strict=True)):
         ids = turn.completion_ids.tolist()
         record: dict[str, Any] = {
-            "prompt_tokens": len(turn.prompt_ids),
+            "prompt_tokens": turn.num_prompt,
             "completion_ids": ids,
             "texts": texts(ids),
             "completion_logprobs": _rounded(turn.sampler_logprobs),

@@ -183,8 +183,8 @@ class Wandb(WandbCallback):
         columns = ["step", "example_id", "prompt", "completion", "answer", "reward", *scores]
         rows = [
             [
-                *(step, group.example_id, *(_text(rollout.text[n]) for n in ("prompt", "completion"))),
-                *(_text(rollout.text.get("answer", "")), rollout.reward, *(rollout.metrics.get(n) for n in scores)),
+                *(step, group.example_id, _text(rollout.row["prompt"]), _text(rollout.completion)),
+                *(_text(rollout.row["answer"]), rollout.reward, *(rollout.metrics.get(n) for n in scores)),
             ]
             for group, rollout in rollouts
         ]

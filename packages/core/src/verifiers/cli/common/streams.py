@@ -36,7 +36,7 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
 
 def _unexpected(error: BaseException) -> str:
-    from verifiers.results.outputs import ErrorInfo  # late: it loads numpy, which most errors do not need
+    from verifiers.rollouts.error_info import ErrorInfo  # late: it loads numpy, which most errors do not need
 
     line = ErrorInfo.of(error).author_line
     place = f" at {line} (-v shows the traceback)" if line else " (-v shows where)"

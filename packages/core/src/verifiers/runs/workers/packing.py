@@ -1,16 +1,15 @@
 """A finished rollout as bytes, and back.
 
 Objects that do not pickle (a game, a connection) stay in the worker, as does the client; everything else of the state
-is sent. Turns share their prefixes again after unpacking, and an error keeps its chain and traceback.
+is sent. An error keeps its chain and traceback.
 """
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
-from verifiers.results.outputs import ErrorInfo
-from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.state import State
 from verifiers.runs.workers.messages import portable
 
 PROTOCOL = pickle.HIGHEST_PROTOCOL
@@ -37,30 +36,12 @@ def pack_state(state: State) -> bytes:
 def unpack_state(packed: bytes) -> State:
     """The state of ``pack_state``; its ``client`` is None."""
     fields, attributes = pickle.loads(packed)
-    fields["trajectory"] = _linked(fields.get("trajectory") or [])
     state = State(fields)
     state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     state.saved_columns = attributes["saved_columns"]
     if isinstance(state["error"], BaseException):
         state["error"].recorded = attributes["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
     return state
-
-
-def _linked(steps: list[Any]) -> list[Any]:
-    """Link each step to the one before, so that common prefixes are stored once."""
-    linked: list[Any] = []
-    for step in steps:
-        if not isinstance(step, TrajectoryStep):
-            return steps
-        before = linked[-1] if linked else None
-        fields = dict(step)
-        if isinstance(fields.get("tokens"), TrajectoryStepTokens):
-            tokens = before["tokens"] if before is not None else None
-            fields["tokens"] = TrajectoryStepTokens(**fields["tokens"], previous=tokens)
-        linked.append(TrajectoryStep(**fields, previous=before))
-    if linked:
-        linked[-1].settle()
-    return linked
 
 
 def _pickles(value: object) -> bool:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers.environments.registry import load_environment
-from verifiers.rollouts.state import turns_of
-from verifiers_trainer.integrations.common import Worth, generate_group, group_worth, row_of
+from verifiers_trainer.integrations.common import Worth, generate_group, group_worth, record_of, row_of
 from verifiers_trainer.integrations.peers import Peer, beside_trainer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 
@@ -44,7 +43,7 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
 def _trajectory(rollout: Mapping[str, Any]) -> Any:
     types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
     completers = COOKBOOK.load("completers")
-    turns = turns_of(rollout["trajectory"])
+    turns = record_of(rollout).turns
     transitions = [
         types.Transition(
             ob=sdk.ModelInput.from_ints(turn.prompt_ids.tolist()),
@@ -56,7 +55,7 @@ def _trajectory(rollout: Mapping[str, Any]) -> Any:
         )
         for turn in turns
     ]
-    last = [*turns[-1].prompt_ids.tolist(), *turns[-1].completion_ids.tolist()] if turns else []
+    last = turns[-1].full_ids().tolist() if turns else []
     return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
 
 
