@@ -16,7 +16,7 @@ import pytest
 from support.eval_command import TOY, last_word
 from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay, TimeLeft, status_line, waiting_lines
 from verifiers.cli.evaluate.summary import transcript
-from verifiers.results.outputs import RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import Progress

@@ -6,7 +6,7 @@ import openai
 
 import verifiers as vf
 from support.browser import too_wide
-from verifiers.results.outputs import RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.testing import ScriptedClient
 from verifiers.view.rollout import page
 

@@ -37,7 +37,7 @@ from verifiers.errors import (
     OverlongPromptError,
     VerifiersError,
 )
-from verifiers.results.outputs import json_ready
+from verifiers.results.rows import json_ready
 from verifiers.rollouts.state import TrajectoryStep, record_tokens
 from verifiers.rollouts.transcript import Transcript
 from verifiers.testing import Behaviour, FakeServer

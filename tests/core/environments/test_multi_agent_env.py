@@ -7,7 +7,7 @@ import pytest
 
 import verifiers as vf
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import output_to_state
+from verifiers.results.rows import output_to_state
 from verifiers.runs.runner import Job, RunContext, generate_job
 from verifiers.testing import ScriptedClient, run_rollout_sync
 

@@ -17,7 +17,7 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.outputs import row_for_disk, state_to_output
+from verifiers.results.rows import row_for_disk, state_to_output
 from verifiers.results.texts import cause_text, number_lines
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens

@@ -13,7 +13,7 @@ from verifiers.results import (
     process_env_results,
     process_env_results_vllm,
 )
-from verifiers.results.outputs import state_to_output
+from verifiers.results.rows import state_to_output
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.testing.tokenizer import ByteTokenizer
 from verifiers.types import AssistantMessage, UserMessage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from verifiers.errors import EnvironmentFault, RateLimited, ScoringError
-from verifiers.results.outputs import output_to_state, row_for_disk, row_from_disk, state_to_output
+from verifiers.results.rows import output_to_state, row_for_disk, row_from_disk, state_to_output
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runtime.json import decode_row, encode_row

@@ -11,9 +11,9 @@ import pytest
 
 from core.results.test_results import disk_row, failed_reward, write_journal
 from verifiers.errors import JournalError, ModelUnavailable
-from verifiers.results import GenerateOutputs, load_results, loading
+from verifiers.results import GenerateOutputs, export, load_results, loading
 from verifiers.results.labels import completion_hash, write_label
-from verifiers.results.outputs import row_for_disk, state_to_output
+from verifiers.results.rows import row_for_disk, row_from_disk, state_to_output
 from verifiers.results.stored import StoredOutputs
 
 NAN = math.nan
@@ -95,12 +95,10 @@ def test_a_damaged_line_is_refused_when_the_file_is_loaded(tmp_path, monkeypatch
 def test_a_parquet_file_is_the_same_from_both_and_has_a_type_for_every_column(tmp_path, load, monkeypatch):
     from pyarrow import parquet
 
-    from verifiers.results import outputs
-
     rows = mixed_run(tmp_path / "run")
     rows[0] |= {"answer": 7}
     write_journal(tmp_path / "mixed", rows)  # the answer is a number once, else a text
-    monkeypatch.setattr(outputs, "BATCH_SIZE", 2)
+    monkeypatch.setattr(export, "BATCH_SIZE", 2)
     for name in ("run", "mixed"):
         in_memory, on_disk = load(tmp_path / name)
         in_memory.save(tmp_path / "memory.parquet")
@@ -121,12 +119,10 @@ def test_a_parquet_file_is_written_in_one_reading_unless_later_rollouts_have_oth
 ):
     from pyarrow import parquet
 
-    from verifiers.results import outputs
-
-    monkeypatch.setattr(outputs, "BATCH_SIZE", 2)
-    made, reads = [outputs.row_from_disk(disk_row(number, 0.5, 0)) for number in range(6)], []
+    monkeypatch.setattr(export, "BATCH_SIZE", 2)
+    made, reads = [row_from_disk(disk_row(number, 0.5, 0)) for number in range(6)], []
     made[4] |= late
-    outputs.save(lambda: reads.append(1) or iter(made), {}, tmp_path / "rows.parquet")
+    export.save(lambda: reads.append(1) or iter(made), {}, tmp_path / "rows.parquet")
     table = parquet.read_table(tmp_path / "rows.parquet")
     assert (len(reads), len(table)) == (num_reads, 6)
     for name, value in late.items():

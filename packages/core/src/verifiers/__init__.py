@@ -40,7 +40,7 @@ _MODULES: dict[str, str] = {
     "rollouts.steps": "TrajectoryStep TrajectoryStepTokens",
     "rollouts.rollout": "Timing",
     "rollouts.error_info": "ErrorInfo",
-    "results.outputs": "RolloutInput RolloutOutput",
+    "results.rows": "RolloutInput RolloutOutput",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "

@@ -104,7 +104,7 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.results.outputs import RolloutInput, RolloutOutput
+from verifiers.results.rows import RolloutInput, RolloutOutput
 from verifiers.rollouts.author_code import advantage, cleanup, metric, reward, setup, stop, teardown
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import Timing

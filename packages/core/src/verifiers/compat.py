@@ -215,7 +215,9 @@ MODULES: dict[str, str] = {
     "utils.metric_utils": "verifiers.legacy.metrics verifiers.results.statistics",
     "utils.path_utils": "verifiers.legacy.paths",
     "utils.response_utils": "",
-    "utils.save_utils": "verifiers.legacy.saving verifiers.results.outputs",
+    "utils.save_utils": (
+        "verifiers.legacy.saving verifiers.results.rows verifiers.results.export verifiers.results.run_metadata"
+    ),
     "utils.thread_utils": "verifiers.legacy.threads",
     "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "verifiers.legacy.usage",

@@ -14,7 +14,7 @@ from verifiers.data.examples import Example
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
-from verifiers.results.outputs import json_ready, state_to_output
+from verifiers.results.rows import json_ready, state_to_output
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
 from verifiers.runtime.calls import maybe_await

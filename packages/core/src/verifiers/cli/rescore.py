@@ -33,7 +33,7 @@ def run(call: Call) -> None:
     from verifiers.cli.evaluate.planning import load
     from verifiers.cli.evaluate.summary import print_summary, run_facts
     from verifiers.results import load_results
-    from verifiers.results.outputs import json_ready
+    from verifiers.results.rows import json_ready
     from verifiers.runs.options import RunOptions
     from verifiers.runtime.calls import run_in_private_loop
 

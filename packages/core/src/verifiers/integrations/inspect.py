@@ -21,7 +21,7 @@ from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError
 from verifiers.integrations.inspect_messages import STOP_REASONS, load, to_chat
 from verifiers.results import GenerateOutputs, load_results
-from verifiers.results.outputs import json_ready
+from verifiers.results.rows import json_ready
 from verifiers.results.statistics import clustered_stderr, known, mean
 
 STATUS = {"complete": "success", "running": "started", "interrupted": "cancelled"}

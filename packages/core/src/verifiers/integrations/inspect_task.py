@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ModelError
 from verifiers.integrations.inspect_messages import FINISH_REASONS, from_assistant, load, to_chat, to_tools
-from verifiers.results.outputs import state_to_output
+from verifiers.results.rows import state_to_output
 from verifiers.types import ModelRequest, Response, Usage
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from aiohttp import WSMsgType, web
 
 from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError, VerifiersError
-from verifiers.results.outputs import json_ready
+from verifiers.results.rows import json_ready
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from verifiers.clients.protocol import ClientConfig
 from verifiers.environments.integrations import extras
 from verifiers.errors import ConfigError
 from verifiers.integrations.openenv import rows_of
-from verifiers.results.outputs import json_ready
+from verifiers.results.rows import json_ready
 from verifiers.types import StopReason
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import COLUMNS, FACTS, FIELDS, GenerateMetadata, RolloutOutput
+from verifiers.results.outputs import COLUMNS
+from verifiers.results.rows import FIELDS, RolloutOutput
+from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.rollouts.state import State
 
 

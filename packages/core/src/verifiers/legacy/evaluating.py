@@ -12,7 +12,7 @@ from typing import Any
 from verifiers.clients.protocol import ClientConfig
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.results import GenerateOutputs
-from verifiers.results.outputs import RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.results.statistics import known, mean
 
 

@@ -12,7 +12,7 @@ from verifiers.data.examples import copy_row
 from verifiers.environments.base import Environment
 from verifiers.legacy.usage import extract_usage_tokens
 from verifiers.results import GenerateMetadata, GenerateOutputs
-from verifiers.results.outputs import state_to_output
+from verifiers.results.rows import state_to_output
 from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
 from verifiers.runtime.calls import maybe_await

@@ -17,8 +17,8 @@ from verifiers.data.tool_schema import shortened
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.legacy.usage import StateUsageTracker
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results, make_dataset
-from verifiers.results import outputs as native
-from verifiers.results.outputs import RolloutOutput, json_ready
+from verifiers.results import rows as native
+from verifiers.results.rows import RolloutOutput, json_ready
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, read_metadata

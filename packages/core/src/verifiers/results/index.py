@@ -29,7 +29,7 @@ import numpy as np
 from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
 from verifiers.results.columns import Column, KeyColumn, NameColumn
-from verifiers.results.outputs import RolloutOutput, row_from_disk
+from verifiers.results.rows import RolloutOutput, row_from_disk
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal

@@ -16,16 +16,9 @@ from verifiers.errors import ConfigError, JournalError
 from verifiers.results.columns import Column
 from verifiers.results.index_file import open_index
 from verifiers.results.labels import LABEL, completion_hash, read_labels
-from verifiers.results.outputs import (
-    DISK_FIELDS,
-    FACTS,
-    FIELDS,
-    GenerateMetadata,
-    GenerateOutputs,
-    RolloutOutput,
-    fill_advantages,
-    saved_row,
-)
+from verifiers.results.outputs import GenerateOutputs
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, fill_advantages, saved_row
+from verifiers.results.run_metadata import FACTS, GenerateMetadata
 from verifiers.results.stored import StoredOutputs
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.json import decode_row

@@ -16,16 +16,9 @@ import numpy as np
 from verifiers.results.columns import Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.labels import LABEL
-from verifiers.results.outputs import (
-    COLUMNS,
-    DISK_FIELDS,
-    FIELDS,
-    GenerateMetadata,
-    GenerateOutputs,
-    Measurements,
-    RolloutOutput,
-    set_advantage,
-)
+from verifiers.results.outputs import COLUMNS, GenerateOutputs
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, set_advantage
+from verifiers.results.run_metadata import GenerateMetadata, Measurements
 from verifiers.results.statistics import numbered
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rubrics.advantages import centered_advantages

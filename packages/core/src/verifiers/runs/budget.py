@@ -10,7 +10,7 @@ from verifiers.clients.payload import MAX_TOKENS_ALIASES
 from verifiers.clients.protocol import prices_of
 from verifiers.clients.spending import Amount, Budget, is_metered
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import Measurements, cost_usd, total_usage
+from verifiers.results.run_metadata import Measurements, cost_usd, total_usage
 from verifiers.runs.options import RunOptions
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.journal import Journal

@@ -19,7 +19,8 @@ from verifiers.results import GenerateOutputs
 from verifiers.results.columns import Selection
 from verifiers.results.index import RowIndex
 from verifiers.results.index_file import IndexFile
-from verifiers.results.outputs import Measurements, RolloutOutput
+from verifiers.results.rows import RolloutOutput
+from verifiers.results.run_metadata import Measurements
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than

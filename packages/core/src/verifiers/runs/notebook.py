@@ -11,7 +11,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from verifiers.results.outputs import RolloutOutput
+from verifiers.results.rows import RolloutOutput
 from verifiers.runs.options import RunOptions
 
 EVERY_S = 0.25

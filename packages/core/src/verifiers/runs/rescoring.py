@@ -17,7 +17,8 @@ from verifiers import errors
 from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError, RolloutError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
-from verifiers.results.outputs import DISK_FIELDS, FIELDS, Measurements, RolloutOutput, content_hash, output_to_state
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, content_hash, output_to_state
+from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import Timing
 from verifiers.rollouts.state import State

@@ -34,7 +34,7 @@ from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
-from verifiers.results.outputs import Measurements
+from verifiers.results.run_metadata import Measurements
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.runner import (

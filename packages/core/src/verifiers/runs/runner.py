@@ -39,9 +39,8 @@ from verifiers.errors import (
     TooManyFaults,
 )
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
-from verifiers.results.outputs import (
+from verifiers.results.rows import (
     DISK_FIELDS,
-    Measurements,
     RolloutOutput,
     output_to_state,
     row_for_disk,
@@ -49,6 +48,7 @@ from verifiers.results.outputs import (
     set_advantage,
     state_to_output,
 )
+from verifiers.results.run_metadata import Measurements
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate

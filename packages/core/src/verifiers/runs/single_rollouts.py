@@ -15,7 +15,7 @@ from verifiers.clients.resolve import client_for
 from verifiers.data.examples import copy_row, examples_from
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import state_to_output
+from verifiers.results.rows import state_to_output
 from verifiers.rollouts.loop import generate
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from verifiers.errors import ConfigError
 from verifiers.results.comparison import Measured, incomparable_because
 from verifiers.results.loading import load_results
-from verifiers.results.outputs import RolloutOutput, measured
+from verifiers.results.outputs import measured
+from verifiers.results.rows import RolloutOutput
 from verifiers.results.sequential import NUM_POINTS, ConfidenceSequence
 from verifiers.results.statistics import mean
 from verifiers.runs.runner import Job, Plan

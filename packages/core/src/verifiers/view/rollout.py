@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers.data.messages import field, message_text
-from verifiers.results.outputs import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
 """URLs that are displayed as images."""

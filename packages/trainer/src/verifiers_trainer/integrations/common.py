@@ -19,7 +19,7 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import read_trajectories
-from verifiers.results.outputs import output_to_state
+from verifiers.results.rows import output_to_state
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.types import Message, Messages, ModelRequest, Response

@@ -23,7 +23,7 @@ import numpy as np
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
-from verifiers.results.outputs import successes
+from verifiers.results.run_metadata import successes
 from verifiers_trainer.integrations.common import generate_group, limit, row_of, worth
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient

@@ -29,8 +29,8 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
 from verifiers.results import GenerateOutputs, load_results
-from verifiers.results.outputs import output_to_state
 from verifiers.results.retokenise import text_turns
+from verifiers.results.rows import output_to_state
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn

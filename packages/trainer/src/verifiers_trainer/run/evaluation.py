@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.data.examples import examples_from, format_row
 from verifiers.data.messages import normalize_messages
 from verifiers.results import GenerateOutputs
-from verifiers.results.outputs import total_usage
+from verifiers.results.run_metadata import total_usage
 from verifiers.results.statistics import draws
 from verifiers.runs.runner import RunContext
 from verifiers.runtime.calls import blocking

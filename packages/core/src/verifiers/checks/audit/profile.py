@@ -16,7 +16,7 @@ from verifiers.data.examples import Example
 from verifiers.data.kept_rows import AUDIT, EXAMPLE_HASH
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
-from verifiers.results.outputs import successes
+from verifiers.results.run_metadata import successes
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
 

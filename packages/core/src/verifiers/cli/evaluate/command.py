@@ -318,7 +318,7 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
 
 def _verdict(prepared: Prepared, results: GenerateOutputs) -> str | None:
     """Why a completed run counts as failed; None when it does not."""
-    from verifiers.results.outputs import errors_by_cause, unscored_by_function
+    from verifiers.results.run_metadata import errors_by_cause, unscored_by_function
 
     facts = results.metadata
     if not facts.num_rollouts:

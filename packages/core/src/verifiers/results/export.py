@@ -1,0 +1,186 @@
+"""Results as a dataset, a run directory, one JSON Lines file or one Parquet file.
+
+A column whose values do not fit one Arrow type is written as JSON text, never dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.errors import ConfigError
+from verifiers.results.rows import RolloutOutput, content_hash, example_key, json_ready, row_for_disk
+from verifiers.results.statistics import mean
+from verifiers.runtime.json import encode_row
+from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
+from verifiers.storage.files import atomic_write
+from verifiers.storage.journal import Journal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+BATCH_SIZE = 2_000
+"""Rollouts that are in memory while a Parquet file is written."""
+
+
+def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are null."""
+    from datasets import Dataset
+
+    plain = [json_ready(row) for row in rows]
+    names = dict.fromkeys(name for row in plain for name in row)
+    return Dataset.from_dict({name: _arrow_column([row.get(name) for row in plain]) for name in names})
+
+
+def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
+    """Mean known reward of each rollout's group: one example, or ``siblings`` consecutive rollouts."""
+    keys = [index // siblings if siblings else example_key(output) for index, output in enumerate(outputs)]
+    groups: dict[Any, list[float]] = {}
+    for key, output in zip(keys, outputs, strict=True):
+        groups.setdefault(key, []).append(output["reward"])
+    averages = {key: mean(rewards) for key, rewards in groups.items()}
+    return [averages[key] if not math.isnan(averages[key]) else math.nan for key in keys]
+
+
+def save(rollouts: Callable[[], Iterator[RolloutOutput]], metadata: Mapping[str, Any], path: str | Path) -> None:
+    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
+
+    ``rollouts()`` yields them in order, and is called again where a format needs it. *Raises* ConfigError when the
+    directory already holds results.
+    """
+    target = Path(path)
+    if target.suffix == ".parquet":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_parquet(rollouts, target)
+        return
+    rows = _disk_rows(rollouts())
+    if target.suffix == ".jsonl":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
+        return
+    if (target / RESULTS_NAME).exists():
+        raise ConfigError(f"{target / RESULTS_NAME} already exists; save into another directory", path=str(target))
+    target.mkdir(parents=True, exist_ok=True)
+    with Journal.open(target / RESULTS_NAME) as journal:
+        journal.append_sync(rows)
+    content = json.dumps(json_ready({**metadata, "path_to_save": str(target)}), indent=2)
+    atomic_write(target / METADATA_NAME, content.encode() + b"\n")
+
+
+def _disk_rows(outputs: Iterable[RolloutOutput]) -> list[dict[str, Any]]:
+    counts: dict[str, int] = {}
+    rows = []
+    for output in outputs:
+        example_hash = output.get("example_hash") or content_hash(output)
+        sibling = output.get("sibling", counts.get(example_hash, 0))
+        counts[example_hash] = sibling + 1
+        rows.append(row_for_disk(output, example_hash, sibling, output.get("attempts") or 1))
+    return rows
+
+
+def _write_parquet(rollouts: Callable[[], Iterator[RolloutOutput]], target: Path) -> None:
+    """Write one row group for ``BATCH_SIZE`` rollouts; reads them twice where later ones have other columns or types.
+
+    The file appears whole, or not at all.
+    """
+    hidden = target.with_name(f".{target.name}.tmp")
+    types: dict[str, pa.DataType | None] = {}
+    try:
+        while not _write_batches(rollouts(), types, hidden):
+            pass  # again, with the types of all
+        hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _write_batches(rollouts: Iterator[RolloutOutput], types: dict[str, pa.DataType | None], file: Path) -> bool:
+    """Write a Parquet file of columns of these types, those of the first batch where there are none yet.
+
+    ``types`` is extended by what the rollouts have, None for JSON text; returns whether the file has these types.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    writer, fits = None, True
+    try:
+        for columns in _batches(rollouts):
+            before, inferred = dict(types), {}
+            for name, values in columns.items():
+                types[name], inferred[name] = _common_type(types.get(name, pa.null()), values)
+            fits = fits and types == (before or types)
+            if not fits:
+                continue
+            schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in types.items()])
+            writer = writer or parquet.ParquetWriter(str(file), schema)
+            absent = [None] * len(next(iter(columns.values())))
+            arrays = [_of_type(kind, columns.get(name, absent), inferred.get(name)) for name, kind in types.items()]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        if writer is None:
+            parquet.write_table(pa.table({}), file)
+    finally:
+        if writer is not None:
+            writer.close()
+    return fits
+
+
+def _batches(rollouts: Iterator[RolloutOutput]) -> Iterator[dict[str, list[Any]]]:
+    """Column -> JSON values of ``BATCH_SIZE`` rollouts at a time; None where a rollout has no such column."""
+    while batch := [json_ready(row) for row in itertools.islice(rollouts, BATCH_SIZE)]:
+        names = dict.fromkeys(name for row in batch for name in row)
+        yield {name: [row.get(name) for row in batch] for name in names}
+
+
+def _of_type(kind: pa.DataType | None, values: list[Any], inferred: pa.Array | None) -> pa.Array:
+    """Values as an Arrow array of a type, None for JSON text; ``inferred``: that of their own type."""
+    import pyarrow as pa
+
+    if inferred is not None and inferred.type == kind:
+        return inferred
+    return pa.array(_texts(values) if kind is None else values, pa.string() if kind is None else kind)
+
+
+def _common_type(known: pa.DataType | None, values: list[Any]) -> tuple[Any, Any]:
+    """(the Arrow type of the values and of those before them, of type ``known``; the values as an array of their own).
+
+    Both are None when no single type fits.
+    """
+    import pyarrow as pa
+
+    if known is None:
+        return None, None
+    try:
+        found = pa.array(values)
+        if found.type == known:
+            return known, found
+        fields = [pa.field("", kind) for kind in (known, found.type)]
+        common = pa.unify_schemas([pa.schema([f]) for f in fields], promote_options="permissive").field(0).type
+    except (pa.ArrowException, OverflowError):  # mixed types
+        return None, None
+    return (None, None) if _has_empty_struct(common) else (common, found)
+
+
+def _arrow_column(values: list[Any]) -> list[Any]:
+    """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
+    import pyarrow as pa
+
+    try:
+        if not _has_empty_struct(pa.array(values).type):
+            return values
+    except (pa.ArrowException, OverflowError):  # mixed types become JSON texts
+        pass
+    return _texts(values)
+
+
+def _texts(values: list[Any]) -> list[Any]:
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+def _has_empty_struct(arrow_type: pa.DataType) -> bool:
+    if str(arrow_type).startswith("struct") and not arrow_type.num_fields:
+        return True
+    return any(_has_empty_struct(arrow_type.field(i).type) for i in range(arrow_type.num_fields))

@@ -1,0 +1,207 @@
+"""Saved rollouts: ``RolloutOutput`` in memory, its line on disk, and back.
+
+A saved rollout is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory
+and null on disk; ``error`` is an ``ErrorInfo`` without secrets; metrics are stored under
+``metrics`` and at the top level, unless a field has that name. ``storage.journal`` writes the
+file; ``loading`` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from verifiers import compat
+from verifiers.data.messages import normalize_messages
+from verifiers.errors import JournalError
+from verifiers.rollouts.error_info import ErrorInfo
+from verifiers.rollouts.rollout import Rollout, number, times_of, transcript_of
+from verifiers.rollouts.state import State
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.views import plain
+from verifiers.rubrics.advantages import centered_advantages
+from verifiers.runtime.json import canonical_json, decode_row, encode_row
+from verifiers.runtime.redaction import redacted_column
+from verifiers.storage.identity import rollout_key
+from verifiers.types import AttributeDict
+
+if TYPE_CHECKING:
+    pass
+
+FIELDS = (
+    "example_id prompt completion answer task info reward advantage metrics error is_completed is_truncated "
+    "stop_condition timing token_usage tool_defs"
+).split()
+DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
+RENAMED_METRICS = compat.METRICS
+"""Metric names of older versions, on reading."""
+
+
+class RolloutInput(TypedDict, total=False):
+    """A dataset row as the input of a rollout; further columns are allowed.
+
+    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
+    """
+
+    prompt: Any
+    answer: Any
+    task: str
+    info: dict[str, Any]
+    example_id: int
+
+
+class RolloutOutput(AttributeDict):
+    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state columns.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
+    >>> row["completion"], row.stop_condition, row.error
+    ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
+    """
+
+    if TYPE_CHECKING:
+        example_id: Any
+        prompt: Any
+        completion: Any
+        answer: Any
+        task: str
+        info: dict[str, Any]
+        reward: float
+        advantage: float | None
+        metrics: dict[str, float]
+        error: ErrorInfo | None
+        is_completed: bool
+        is_truncated: bool
+        stop_condition: str | None
+        timing: dict[str, float]
+        token_usage: dict[str, int] | None
+        tool_defs: list[Any] | None
+
+
+def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
+    """Convert a finished state. A state column ``trajectory`` contains the steps without provider objects."""
+    output = RolloutOutput(state.record.fields())
+    for name in (*(state_columns or ()), *state.saved_columns):
+        if name == "trajectory":
+            output[name] = state.record.transcript.without_provider_objects()
+        elif name not in output:
+            output[name] = redacted_column(json_ready(plain(state.get(name))))
+    return _with_flat_metrics(output)
+
+
+def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1) -> dict[str, Any]:
+    """The rollout in the journal's format: with its key, and each message and token id of the trajectory once."""
+    row = {**output}
+    if row.get("trajectory"):
+        row["trajectory"] = Transcript(row["trajectory"]).to_json()
+    row["rollout_key"] = rollout_key(example_hash, sibling)
+    row.update(example_hash=example_hash, sibling=sibling, attempts=attempts)
+    return row
+
+
+def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """Read a saved rollout, also of older versions, whose metrics are only at the top level (``metric_names``).
+
+    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole group shows.
+
+    *Raises* KeyError for a row without prompt, completion and reward: of something else.
+    """
+    if row.keys().isdisjoint(("prompt", "completion", "reward")):
+        raise KeyError("prompt, completion or reward")
+    output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
+    metrics = row.get("metrics")
+    if not isinstance(metrics, Mapping):
+        metrics = {name: row[name] for name in metric_names if name in row}
+    renamed = {} if "rollout_key" in row else RENAMED_METRICS
+    output["metrics"] = {renamed.get(name, name): number(value) for name, value in metrics.items()}
+    for old in renamed:
+        output.pop(old, None)
+    for name in metrics:
+        if name not in FIELDS:
+            output.pop(name, None)
+    output["reward"] = number(row.get("reward"))
+    for name in ("prompt", "completion"):
+        if isinstance(output[name], list):
+            output[name] = normalize_messages(output[name])
+    if output["error"] is not None:
+        output["error"] = ErrorInfo.of(output["error"])
+    timing = output["timing"]
+    if not timing or not timing.keys().isdisjoint(compat.TIMES):
+        timing = compat.load(compat.FLAT_TIMING)(row)
+    output["timing"] = times_of(timing)
+    output["info"] = {} if output["info"] is None else output["info"]
+    if isinstance(output.get("trajectory"), list):
+        output["trajectory"] = transcript_of(output)
+    return _with_flat_metrics(output)
+
+
+def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of another shape."""
+    try:
+        return row_from_disk(row, metric_names)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError(
+            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore the file or remove "
+            "the line"
+        ) from error
+
+
+def output_to_state(output: Mapping[str, Any]) -> State:
+    """Convert a saved rollout to a state, for code that scores or tokenises it."""
+    state = State.of(Rollout.from_json(output))
+    known = {*FIELDS, *DISK_FIELDS, *output["metrics"], "trajectory"}
+    state.update((name, value) for name, value in output.items() if name not in known)
+    return state
+
+
+def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
+    for name, value in output["metrics"].items():
+        output.setdefault(name, value)
+    return output
+
+
+def example_key(output: Mapping[str, Any]) -> Any:
+    """The key that siblings share: the hash of their example if stored, else its id."""
+    return output.get("example_hash") or output["example_id"]
+
+
+def content_hash(output: Mapping[str, Any]) -> str:
+    """A substitute for the hash of the dataset row, from the columns that the output has."""
+    columns = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
+    return hashlib.sha256(canonical_json(columns)).hexdigest()
+
+
+def json_ready(value: object) -> Any:
+    """A copy in plain JSON types; NaN becomes None, and unsupported values the journal's marker."""
+    return decode_row(encode_row({"value": value}))["value"]
+
+
+def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
+    """Set the advantages of every group that has none: reward minus group mean.
+
+    In a group that has some, missing advantages become NaN: those rewards are unknown.
+    """
+    if all([output["advantage"] is not None and "trajectory" not in output for output in outputs]):
+        return
+    groups: dict[Any, list[RolloutOutput]] = {}
+    for output in outputs:
+        groups.setdefault(example_key(output), []).append(output)
+    for group in groups.values():
+        advantages = [output["advantage"] for output in group]
+        if None in advantages:
+            if advantages.count(None) == len(group):
+                advantages = centered_advantages([output["reward"] for output in group])
+            else:
+                advantages = [math.nan if advantage is None else advantage for advantage in advantages]
+        for output, advantage in zip(group, advantages, strict=True):
+            set_advantage(output, advantage)
+
+
+def set_advantage(output: RolloutOutput, advantage: float | None) -> None:
+    """Set the advantage of a rollout, and of those of its turns that have none of their own."""
+    output["advantage"] = advantage
+    for step in output.get("trajectory") or ():
+        if step["advantage"] is None:
+            step["advantage"] = advantage
