@@ -5,7 +5,7 @@
 
 Further arguments go to pytest. The certificate is printed and written to ``outputs/certificate.json``. ``--page``
 takes such files (of several, a case counts as it ran last), and ``--soak`` the report of ``python3 run.py soak``, into
-``docs/reliability.md`` and runs nothing.
+``docs/reference/certificate.md`` and runs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from faults.matrix import PROMISES, ROWS  # noqa: E402 - found by the line above when this file is run as a script
 
-PAGE, RECORD = ROOT / "docs/reliability.md", ROOT / "docs/reference/certificate.json"
+PAGE, RECORD = ROOT / "docs/reference/certificate.md", ROOT / "docs/reference/certificate.json"
 WRITTEN = ROOT / "outputs/certificate.json"
 SELECTIONS = {"all": "", "fast": "not slow and not real and not gpu", "slow": "slow"}
 """Selection -> pytest's expression of marks."""
@@ -176,7 +176,7 @@ def _counts(one: dict[str, Any]) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The part of ``docs/reliability.md`` that comes from the recorded certificate and soak."""
+    """The part of ``docs/reference/certificate.md`` that comes from the recorded certificate and soak."""
     made, soak = record["certificate"], record["soak"]
     text = [f"{made['passed']} of {made['cases']} cases passed; each counts as it ran last.\n"]
     text += [

@@ -52,7 +52,7 @@ def test_the_page_of_promises_is_what_the_table_says():
 # --- the certificate ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_reliability_shows_the_recorded_certificate_of_these_promises():
+def test_the_page_of_the_certificate_is_the_recorded_one_of_these_promises():
     record = json.loads(certificate.RECORD.read_text())
     text = certificate.PAGE.read_text(encoding="utf-8")
     assert text == certificate.with_section(text, record), "write it again: python tests/certificate.py --page FILES"
