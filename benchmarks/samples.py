@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
 
-from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
+from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.types import AssistantMessage, ResponseTokens, UserMessage
 
 TURNS = (1, 4, 16, 32)
@@ -56,11 +56,7 @@ def conversation(num_turns: int) -> tuple[list[SentTurn], State]:
         arrays = np.array(ids, np.int32), np.array(completion, np.int32), np.array(logprobs, np.float32)
         reply = [AssistantMessage("a" * SAMPLED)]
         previous = state["trajectory"][-1] if turn else None
-        state["trajectory"].append(
-            TrajectoryStep(
-                messages, reply, tokens=record_tokens(ResponseTokens(*arrays), False, previous), previous=previous
-            )
-        )
+        state["trajectory"].append(TrajectoryStep(messages, reply, tokens=ResponseTokens(*arrays), previous=previous))
         ids = ids + completion
         messages = [*messages, *reply, UserMessage("u" * NEW_PROMPT)]
     state["completion"], state["reward"], state["metrics"] = messages[1:-1], 1.0, {"correct": 1.0}

@@ -38,7 +38,7 @@ from verifiers.errors import (
     VerifiersError,
 )
 from verifiers.results.rows import json_ready
-from verifiers.rollouts.state import TrajectoryStep, record_tokens
+from verifiers.rollouts.state import TrajectoryStep
 from verifiers.rollouts.transcript import Transcript
 from verifiers.testing import Behaviour, FakeServer
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall, UserMessage
@@ -223,7 +223,7 @@ async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans,
     with FakeServer("x", [answers(body, prompt_token_ids=[1, 2])]) as server:
         tokens = (await ask(server, TOKENS)).tokens
     assert np.asarray(tokens.version).tolist() == version
-    step = TrajectoryStep(prompt=[], completion=[], tokens=record_tokens(tokens, False, None))
+    step = TrajectoryStep(prompt=[], completion=[], tokens=tokens)
     assert np.asarray(step.version).tolist() == version
     read = Transcript.from_json(json.loads(json.dumps(Transcript([step]).to_json())))
     assert read[0]["tokens"]["version"] == version

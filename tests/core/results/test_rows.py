@@ -156,6 +156,13 @@ def test_a_step_whose_parent_was_removed_keeps_its_whole_prompt():
     assert back[0]["tokens"]["prompt_ids"] == second["tokens"]["prompt_ids"]
 
 
+def test_steps_in_another_order_than_they_were_sampled_are_whole():
+    first, second = conversation(2)
+    back = through_disk(state_to_output(state_of(trajectory=[second, first]), ["trajectory"]))["trajectory"]
+    assert [step["prompt"] for step in back] == [second["prompt"], first["prompt"]]
+    assert [step["tokens"]["prompt_ids"] for step in back] == [step["tokens"]["prompt_ids"] for step in (second, first)]
+
+
 def test_plain_dicts_as_steps_are_taken():
     steps = [dict(step) | {"tokens": dict(step["tokens"])} for step in conversation(3)]
     back = through_disk(state_to_output(state_of(trajectory=steps), ["trajectory"]))["trajectory"]

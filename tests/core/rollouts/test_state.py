@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import verifiers as vf
-from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens, record_tokens
+from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
 from verifiers.types import Response, ResponseTokens
 
 ROW = {"prompt": [vf.UserMessage("2+2")], "answer": "4", "task": "sums", "info": {"n": 1}, "example_id": 5}
@@ -131,7 +131,7 @@ def conversation(turns, words=lambda n: f"word {n} "):
                 prompt=list(prompt),
                 completion=[reply],
                 response=response,
-                tokens=record_tokens(tokens, False, previous),
+                tokens=tokens,
                 previous=previous,
             )
         )
@@ -279,4 +279,6 @@ def test_step_tokens_are_lists_when_read_and_arrays_inside():
 
 
 def test_responses_without_tokens_leave_none():
-    assert record_tokens(None, False, None) is None
+    step = TrajectoryStep([], [], response=Response(vf.AssistantMessage("x")))
+    assert step["tokens"] is None
+    assert not step.has_tokens

@@ -9,7 +9,7 @@ import torch
 import verifiers as vf
 from support.pipeline import pipeline_config
 from verifiers.rollouts.rollout import Rollout
-from verifiers.rollouts.state import TrajectoryStep, record_tokens
+from verifiers.rollouts.state import TrajectoryStep
 from verifiers.rollouts.turn import Turn
 from verifiers.types import ResponseTokens
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, reward_histogram
@@ -201,7 +201,7 @@ def state_of(*prompts_and_completions, drop=()):
             np.full(len(completion), -0.5, np.float32),
             version,
         )
-        tokens = record_tokens(sampled, version == 1, previous)
+        tokens = sampled
         steps.append(TrajectoryStep([], [], tokens=tokens, is_truncated=version == 1, previous=previous))
     state["trajectory"] = [step for number, step in enumerate(steps) if number not in drop]
     return state

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
 from verifiers.clients import OpenAIChatCompletionsClient
 from verifiers.rollouts.rollout import Rollout
-from verifiers.rollouts.state import TrajectoryStep, record_tokens
+from verifiers.rollouts.state import TrajectoryStep
 from verifiers.types import ModelRequest, UserMessage
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.embedded import padded
@@ -141,7 +141,7 @@ async def test_a_turn_keeps_the_version_of_each_of_its_tokens_into_the_batch():
     tokens = response.tokens
     assert sorted(set(tokens.version.tolist())) == [0, 1, 2]
     assert response.version == 0
-    turn = TrajectoryStep(prompt=[], completion=[], tokens=record_tokens(tokens, False, None))
+    turn = TrajectoryStep(prompt=[], completion=[], tokens=tokens)
     (sample,) = merge_turns([turn])
     sampled = sample.versions[len(turn.prompt_ids) :]
     np.testing.assert_array_equal(sampled, tokens.version)

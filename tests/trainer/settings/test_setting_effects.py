@@ -233,11 +233,11 @@ def test_the_denominator_of_a_constant_length_is_the_longest_completion():
 
 
 def state_with(reward, prompt, sampled):
-    from verifiers.rollouts.state import TrajectoryStep, record_tokens
+    from verifiers.rollouts.state import TrajectoryStep
     from verifiers.types import ResponseTokens
 
     ids = np.arange(prompt, dtype=np.int32), np.arange(sampled, dtype=np.int32), np.zeros(sampled, np.float32)
-    step = TrajectoryStep(tokens=record_tokens(ResponseTokens(*ids, version=0), False, None))
+    step = TrajectoryStep(tokens=ResponseTokens(*ids, version=0))
     return vf.State(reward=reward, trajectory=[step])
 
 

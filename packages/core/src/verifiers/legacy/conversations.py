@@ -13,7 +13,7 @@ from verifiers.data.examples import Table
 from verifiers.data.messages import as_mapping, field, normalize_chat, normalize_message, strip_nones
 from verifiers.errors import VerifiersError
 from verifiers.rollouts.error_info import ErrorInfo, error_chain
-from verifiers.rollouts.state import TrajectoryStepTokens, record_tokens
+from verifiers.rollouts.state import TrajectoryStepTokens
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
@@ -80,8 +80,12 @@ async def parse_response_tokens(
         max_seq_len = message_type
     if not isinstance(response, Response):
         response = to_response(read_completion(response), ModelRequest([], ""), "the response")
-    recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, response.finish_reason == "length", None)
-    if recorded is None or max_seq_len is None or recorded.num_tokens <= max_seq_len:
+    tokens = response.tokens
+    if tokens is None:
+        return None
+    arrays = tokens.prompt_ids, tokens.completion_ids, tokens.completion_logprobs
+    recorded = TrajectoryStepTokens(*arrays, tokens.version, response.finish_reason == "length")
+    if max_seq_len is None or recorded.num_tokens <= max_seq_len:
         return recorded
     room = max(0, max_seq_len - len(recorded["prompt_ids"]))
     return TrajectoryStepTokens(

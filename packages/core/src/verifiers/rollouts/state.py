@@ -15,13 +15,13 @@ from typing import Any
 from verifiers import compat
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, role_rewards_of
-from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens, record_tokens
+from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.views import View
 from verifiers.runtime.calls import Finished
 from verifiers.types import Response, StopReason
 
-__all__ = ["State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
+__all__ = ["State", "Timing", "TrajectoryStep", "TrajectoryStepTokens"]
 
 _ATTRIBUTES = {
     "model": "model",

@@ -268,19 +268,3 @@ class TrajectoryStep(Turn, View):
 
 def _rebuilt(cls: type, fields: dict[str, Any]) -> Any:
     return cls(**fields)
-
-
-def record_tokens(
-    tokens: ResponseTokens | None, truncated: bool, previous: TrajectoryStep | None
-) -> TrajectoryStepTokens | None:
-    """The tokens of a response, continuing those of ``previous``; None when it has none."""
-    if tokens is None:
-        return None
-    return TrajectoryStepTokens(
-        tokens.prompt_ids,
-        tokens.completion_ids,
-        tokens.completion_logprobs,
-        tokens.version,
-        is_truncated=truncated,
-        previous=None if previous is None else previous.tokens,
-    )

@@ -126,9 +126,9 @@ class Transcript(list[Any]):
 
     def to_json(self) -> list[dict[str, Any]]:
         """The turns as JSON values, each message and token once."""
-        turns, written = self.turns, []
-        index_of = {id(turn): index for index, turn in enumerate(turns)}
-        for turn in turns:
+        written: list[dict[str, Any]] = []
+        index_of: dict[int, int] = {}  # of the turns before; an author may have removed or moved some
+        for index, turn in enumerate(self.turns):
             parent = index_of.get(id(turn.message_parent))
             step = {
                 "parent": parent,
@@ -145,6 +145,7 @@ class Transcript(list[Any]):
                 step["env_reward"] = turn.env_reward
             further = dict.items(turn) if isinstance(turn, TrajectoryStep) else ()
             written.append(step | dict(further))
+            index_of[id(turn)] = index
         return written
 
     @classmethod
@@ -171,17 +172,17 @@ class Transcript(list[Any]):
                 if tokens is not None:
                     _read_tokens(step, tokens, transcript)
             if reward is not None or "env_reward" in saved:
-                step.env_reward, step.rollout_reward = env_reward, reward
+                step.env_reward = env_reward
+                step.rollout_reward = reward if env_reward is None else None
             transcript.append(step)
         return transcript
 
     # --- pickles keep what turns share
 
     def _parts(self) -> list[tuple[Any, ...]]:
-        turns = self.turns
-        index_of = {id(turn): index for index, turn in enumerate(turns)}
-        parts = []
-        for turn in turns:
+        parts: list[tuple[Any, ...]] = []
+        index_of: dict[int, int] = {}
+        for index, turn in enumerate(self.turns):
             fields = dict(vars(turn), _prompt=None, _prompt_ids=None)
             links = [index_of.get(id(fields.pop(name, None))) for name in _LINKS]
             if links[0] is None and turn.num_shared:
@@ -190,6 +191,7 @@ class Transcript(list[Any]):
                 fields |= {"new_prompt": turn.prompt, "num_shared_messages": 0}
             further = dict(dict.items(turn)) if isinstance(turn, TrajectoryStep) else {}
             parts.append((type(turn), fields, links, further))
+            index_of[id(turn)] = index
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -218,8 +220,8 @@ def _tokens_to_json(turn: Turn, index_of: Mapping[int, int]) -> dict[str, Any]:
     tokens = TrajectoryStepTokens.of(turn)
     ids = turn.prompt_ids if parent is None else turn.new_prompt_ids
     prompt = {"parent": parent, "shared": 0 if parent is None else turn.num_shared}
-    rest = {name: tokens[name] for name in tokens if not name.endswith("_mask")}
-    return prompt | rest | {"prompt_ids": ids.tolist()}
+    rest = [name for name in tokens if name not in ("prompt_ids", "prompt_mask", "completion_mask")]
+    return prompt | {"prompt_ids": ids.tolist()} | {name: tokens[name] for name in rest}
 
 
 def _read_tokens(step: TrajectoryStep, saved: Mapping[str, Any], earlier: Sequence[Turn]) -> None:
