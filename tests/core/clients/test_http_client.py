@@ -571,7 +571,8 @@ def test_negative_control_a_session_shared_by_loops_breaks():
         async def once():
             if not session:
                 session.append(aiohttp.ClientSession())
-            async with session[0].post(server.url + "/chat/completions", data=b"{}") as answer:
+            body = {"model": "m", "messages": []}
+            async with session[0].post(server.url + "/chat/completions", json=body) as answer:
                 return answer.status
 
         assert asyncio.run(once()) == 200

@@ -58,6 +58,9 @@ class ModelServer:
             started.result(deadline_s)
         except TimeoutError:
             raise TimeoutError(f"no answer in {deadline_s:g} s") from None
+        except OSError:
+            self._thread.join()
+            raise
 
     def stop(self) -> None:
         """Stop listening and end what is being answered. A second call does nothing."""
@@ -87,8 +90,8 @@ class ModelServer:
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        server = web.Server(self._answered, handler_cancellation=True, access_log=None)
-        runner = web.ServerRunner(server, shutdown_timeout=self.shutdown_s)
+        self.http = web.Server(self._answered, handler_cancellation=True, access_log=None)
+        runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
             await runner.setup()
             await self.listen(runner)
@@ -104,8 +107,13 @@ class ModelServer:
             return await self.respond(request)
         except (Refused, ConfigError) as error:
             refused = error if isinstance(error, Refused) else Refused(400, str(error))
-            named = (dialect for path, dialect in DIALECT_OF.items() if request.path.endswith(f"/{path}"))
-            return refusal(next(named, DIALECTS["chat"]), refused)
+            return refusal(dialect_of(request.path), refused)
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect in which a request to a path is refused."""
+    named = (dialect for ending, dialect in DIALECT_OF.items() if path.endswith(f"/{ending}"))
+    return next(named, DIALECTS["chat"])
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int = MAX_BODY_BYTES) -> bytes:

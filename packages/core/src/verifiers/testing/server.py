@@ -4,7 +4,7 @@ The promise: what a client meets is real HTTP over a real socket, each request's
 delay, drip, reset, garbage, silence), and everything that arrived is on record with its time. It runs in a thread, or
 in a child process (``process=True``) when the client's own CPU time is to be measured.
 
-It is a test double: it checks no key, speaks HTTP/1.1 with Content-Length only, and binds to 127.0.0.1.
+It is a test double: it checks no key, speaks HTTP/1.1, and binds to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
+import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+from aiohttp import web
+
+from verifiers.clients.payload import encode
+from verifiers.clients.serving import START_S, ModelServer, Refused, dialect_of, models_body, read_body, send_json
 from verifiers.errors import VerifiersError
 from verifiers.testing import wire
-from verifiers.testing.connection import COMPLETION_PATHS, PROPER, Behaviour, Connection, Hit, Script, as_behaviour
+from verifiers.testing.connection import COMPLETION_PATHS, PROPER, Behaviour, Hit, Script, act, as_behaviour
 from verifiers.testing.replies import Replies, as_error, response_of
 from verifiers.testing.scripted import ScriptedClient
 
 
-class FakeServer:
+class FakeServer(ModelServer):
     """A context manager; ``.url`` is the base URL and ends in ``/v1``. It offers every API a client of ours speaks:
     chat completions, completions, responses and messages, streaming where the request asks for it.
 
@@ -42,6 +47,9 @@ class FakeServer:
         assert server.count == 3
     """
 
+    thread_name = "fake-server"
+    shutdown_s = 0.05
+
     def __init__(
         self,
         replies: Any = "ok",
@@ -55,6 +63,7 @@ class FakeServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ):
+        super().__init__()
         self.hits: list[Hit] = []
         self.other_hits: list[Hit] = []
         self.in_flight = 0
@@ -80,11 +89,6 @@ class FakeServer:
         self._address = (host, port)
         self._client = ScriptedClient("", tokens=tokens)
         self._replies = Replies(replies)
-        plain = isinstance(replies, str) and not tokens
-        self._ready = {path: _plain_answer(path, replies) for path in COMPLETION_PATHS[:2]} if plain else {}
-        self.connections: set[Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -96,20 +100,12 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
+    def start(self, deadline_s: float = START_S) -> None:
         """Listen; returns when requests can be made. Raises: ``OSError`` when the port is taken."""
         if self._is_process:
             self._start_child()
             return
-        started = threading.Event()
-        outcome: list[Any] = []
-        self._thread = threading.Thread(target=self._run, args=(started, outcome), name="fake-server", daemon=True)
-        self._thread.start()
-        started.wait()
-        if isinstance(outcome[0], BaseException):
-            self._thread.join()
-            raise outcome[0]
-        self._loop, self._stopping = outcome
+        super().start(deadline_s)
 
     def stop(self) -> None:
         """Drop every connection and stop listening; the record stays."""
@@ -119,10 +115,8 @@ class FakeServer:
             self._child.wait(10)
             self._child.stdout.close()  # type: ignore[union-attr]
             self._child = None
-        elif self._thread is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
-            self._thread = None
+        else:
+            super().stop()
 
     @property
     def count(self) -> int:
@@ -133,6 +127,11 @@ class FakeServer:
             self.max_in_flight = stats["max_in_flight"]
             return int(stats["count"])
         return self._count
+
+    @property
+    def connections(self) -> Collection[Any]:
+        """The open connections."""
+        return self.http.connections
 
     @property
     def times_s(self) -> list[float]:
@@ -154,72 +153,50 @@ class FakeServer:
         if not self.url:
             raise OSError("the server process did not start")
 
-    def _run(self, started: threading.Event, outcome: list[Any]) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._serve(started, outcome))
-
-    async def _serve(self, started: threading.Event, outcome: list[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        stopping = asyncio.Event()
-        try:
-            server = await loop.create_server(lambda: Connection(self), *self._address, backlog=8192)
-        except OSError as error:
-            outcome.append(error)
-            started.set()
-            return
-        host, port = server.sockets[0].getsockname()[:2]
+    async def listen(self, runner: web.ServerRunner) -> None:
+        await web.TCPSite(runner, *self._address, backlog=8192).start()
+        host, port = runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/v1"
-        outcome += [loop, stopping]
-        started.set()
-        await stopping.wait()
-        server.close()
-        for connection in list(self.connections):
-            connection.transport.abort()
-        for task in self._tasks:
-            task.cancel()
 
     # --- one request, in the server's thread ---------------------------------------------------------------------
 
-    def count_up(self, num_completions: int) -> int:
-        """The index of a request that arrived."""
-        self._count += num_completions
-        self._num_others += 1 - num_completions
-        self.in_flight += num_completions
-        self.max_in_flight = max(self.max_in_flight, self.in_flight)
-        return (self._count if num_completions else self._num_others) - 1
-
-    def leave(self, num_completions: int) -> None:
-        """A request is over."""
-        self.in_flight -= num_completions
-
-    def handle(self, connection: Connection, hit: Hit) -> None:
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request as replies and script say."""
-        if hit.path not in COMPLETION_PATHS or hit.method != "POST":
-            self._handle_other(connection, hit)
-            return
+        body = await read_body(request)
+        path, _, query = request.raw_path.partition("?")
+        is_completion = request.method == "POST" and path in COMPLETION_PATHS
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        index = self._count if is_completion else self._num_others
+        hit = Hit(index, time.monotonic(), request.method, path, query, headers, body)
+        if not is_completion:
+            self._num_others += 1
+            self.other_hits.append(hit)
+            return await self._other(request, path)
+        self._count += 1
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         if self._record:
             self.hits.append(hit)
-        behaviour = self._behaviour(hit)
-        if behaviour is PROPER and hit.path in self._ready and b'"stream"' not in hit.body:
-            connection.answer_later(self._ready[hit.path], self._delay_s)
-            return
-        task = asyncio.get_running_loop().create_task(self._answer(connection, hit, behaviour))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.sleep(self._delay_s)
+            behaviour, completion = self._behaviour(hit), b""
+            if behaviour.status != 200:
+                completion = _error_body(hit, behaviour.status, f"scripted {behaviour.status}")
+            elif behaviour.body is None:
+                status, completion = await self._completion(hit)
+                behaviour = replace(behaviour, status=status)
+            return await act(request, behaviour, completion)
+        finally:
+            self.in_flight -= 1
 
-    def _handle_other(self, connection: Connection, hit: Hit) -> None:
-        self.other_hits.append(hit)
-        if hit.path == "/stats":
-            stats = {"count": self._count, "max_in_flight": self.max_in_flight}
-            connection.answer(wire.http_answer(200, json.dumps(stats).encode()))
-        elif hit.path != "/v1/models":
-            connection.answer(wire.http_answer(404, wire.error_body("Not Found")))
-        elif isinstance(self._models, Behaviour):
-            task = asyncio.get_running_loop().create_task(connection.act(self._models, b""))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
-            connection.answer(wire.http_answer(200, wire.models_body(list(self._models))))
+    async def _other(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        if path == "/stats":
+            return send_json({"count": self._count, "max_in_flight": self.max_in_flight})
+        if path != "/v1/models":
+            raise Refused(404, "Not Found")
+        if isinstance(self._models, Behaviour):
+            return await act(request, self._models, b"")
+        return send_json(models_body(*({"id": name} for name in self._models)))
 
     def _behaviour(self, hit: Hit) -> Behaviour:
         if self._script is None:
@@ -228,37 +205,25 @@ class FakeServer:
             return as_behaviour(self._script(hit))
         return as_behaviour(self._script[hit.index]) if hit.index < len(self._script) else PROPER
 
-    async def _answer(self, connection: Connection, hit: Hit, behaviour: Behaviour) -> None:
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
-        body = b""
-        if behaviour.body is None and behaviour.status == 200:
-            status, body = await self._completion(hit)
-            if status != 200:
-                behaviour = Behaviour(status, behaviour.headers, body, behaviour.delay_s)
-        await connection.act(behaviour, body)
-
     async def _completion(self, hit: Hit) -> tuple[int, bytes]:
         """(status, body) of the script's reply."""
         try:
             request = wire.read_request(hit.path, hit.body)
         except ValueError as error:
-            return 400, wire.refusal_body(hit.path, 400, str(error))
+            return 400, _error_body(hit, 400, str(error))
         try:
             reply = await self._replies.next(request)
         except Exception as error:  # noqa: BLE001 - the script's own failure is told to the client
             reply = error
         if failure := as_error(reply):
             status = failure.status if isinstance(failure, VerifiersError) else None
-            return status or 500, wire.refusal_body(hit.path, status or 500, str(failure))
+            return status or 500, _error_body(hit, status or 500, str(failure))
         response = self._client.finish(response_of(reply, request, hit.index), request)
         return 200, wire.answer_body(hit.path, hit.body, response, request)
 
 
-def _plain_answer(path: str, text: str) -> bytes:
-    """The whole answer of a server that always says the same."""
-    request = wire.read_request(path, b'{"model": "scripted", "messages": [], "prompt": ""}')
-    return wire.http_answer(200, wire.completion_body(response_of(text, request, 0), request))
+def _error_body(hit: Hit, status: int, message: str) -> bytes:
+    return encode(dialect_of(hit.path).error_body(status, message))
 
 
 def _run_child() -> None:

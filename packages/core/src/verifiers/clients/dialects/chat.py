@@ -7,10 +7,12 @@ Source: https://platform.openai.com/docs/api-reference/chat. The client of this 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from verifiers.clients.dialects import sse
 from verifiers.clients.dialects.common import (
@@ -91,13 +93,54 @@ def _message(given: Mapping[str, Any], index: int) -> Message:
 
 def response_body(response: Response, request: DialectRequest) -> dict[str, Any]:
     """Write a response as the body of the answer."""
-    choice = {
-        "index": 0,
-        "message": _written(response.message),
-        "finish_reason": response.finish_reason,
-        "logprobs": None,
+    body = completion_body(response)
+    body["choices"][0]["logprobs"] = None
+    return body | _chunk("chat.completion", request)
+
+
+def completion_body(response: Response, in_chat: bool = True, asked: Collection[str] = ()) -> dict[str, Any]:
+    """Write a completion of a conversation or of a text.
+
+    ``asked``: the arguments of vLLM by which token data is written: return_token_ids, logprobs, return_weight_versions.
+    """
+    choice: dict[str, Any] = {"index": 0, "finish_reason": response.finish_reason}
+    choice |= {"message": _written(response.message)} if in_chat else {"text": response.text}
+    body = {
+        "id": response.id,
+        "object": "chat.completion" if in_chat else "text_completion",
+        "created": response.created,
+        "model": response.model,
+        "choices": [choice],
+        "usage": _usage(response),
     }
-    return _chunk("chat.completion", request) | {"choices": [choice], "usage": _usage(response)}
+    spans: list[dict[str, int]] = []
+    if (tokens := response.tokens) is not None:
+        spans = version_spans(np.broadcast_to(tokens.version, len(tokens.completion_ids)))
+        if "return_token_ids" in asked:
+            body["prompt_token_ids"] = tokens.prompt_ids.tolist()
+            choice["token_ids"] = tokens.completion_ids.tolist()
+        if "logprobs" in asked:
+            texts = [f"token_id:{token_id}" for token_id in tokens.completion_ids.tolist()]
+            choice["logprobs"] = _logprobs(texts, tokens.completion_logprobs.tolist(), in_chat)
+    if "return_weight_versions" in asked and response.version >= 0:
+        whole = {"version": response.version, "start": 0, "end": response.usage.completion_tokens}
+        choice["weight_versions"] = spans or [whole]
+    return body
+
+
+def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[str, Any]:
+    if not in_chat:
+        return {"tokens": texts, "token_logprobs": logprobs}
+    pairs = zip(texts, logprobs, strict=True)
+    return {"content": [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in pairs]}
+
+
+def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
+    """Return vLLM's ``weight_versions``, ``[{version, start, end}]`` of a completion's tokens, ``end`` exclusive."""
+    if not len(versions_T):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
+    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in pairwise(cuts)]
 
 
 def _written(message: Mapping[str, Any]) -> dict[str, Any]:
