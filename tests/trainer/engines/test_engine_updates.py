@@ -16,13 +16,13 @@ from transformers import DynamicCache
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
 from verifiers.clients import OpenAIChatCompletionsClient
+from verifiers.clients.dialects.chat import version_spans
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep
 from verifiers.types import ModelRequest, UserMessage
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.embedded import padded
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-from verifiers_trainer.engines.http.wire import version_spans
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.reference import Reference
 

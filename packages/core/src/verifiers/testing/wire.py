@@ -50,8 +50,8 @@ def answer_body(path: str, body: bytes, response: Response, request: ModelReques
     if dialect is None and path.endswith("/chat/completions") and fields.get("stream"):
         dialect = DIALECTS["chat"]
     if dialect is None:
-        asked = [name for name, value in request.sampling_args.items() if value] + ["return_weight_versions"]
-        return encode(chat.completion_body(response, path.endswith("/chat/completions"), asked))
+        token_fields = [name for name, value in request.sampling_args.items() if value] + ["return_weight_versions"]
+        return encode(chat.completion_body(response, path.endswith("/chat/completions"), token_fields))
     call = dialect.parse_request(fields)
     if call.stream:
         return b"".join(dialect.stream_events(response, call))

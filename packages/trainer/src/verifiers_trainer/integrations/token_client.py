@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from verifiers.clients.dialects.chat import completion_body
 from verifiers.errors import ConfigError, MalformedResponse, ModelError, OverlongPromptError, VerifiersError
-from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
+from verifiers.types import Message, ModelRequest, Response, ResponseTokens, Usage
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
-from verifiers_trainer.engines.http.wire import version_spans
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, message_of_text, resolve_tool_call_parser
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -41,6 +41,8 @@ ACCEPTED = frozenset(
     "parallel_tool_calls tool_choice user metadata".split()
 )
 """Arguments accepted without effect: always on, or unrelated to sampling."""
+RETURNED = ("return_token_ids", "logprobs", "return_weight_versions")
+"""Token data in the answers of the OpenAI interface."""
 LENGTHS = ("max_completion_tokens", "max_new_tokens")
 _warned: set[str] = set()
 
@@ -169,17 +171,8 @@ class TokenClient:
         reasoning = ""
         if self._parse_reasoning is not None:
             reasoning, text = self._parse_reasoning(text)
-        content, calls = self._parse_calls(text) if self._parse_calls and request.tools else (text, [])
-        message = Message(role="assistant", content=content or (None if calls else ""))
-        if calls:
-            message["tool_calls"] = [
-                ToolCall(f"call-{self._count}-{index}", call["name"], call["arguments"])
-                for index, call in enumerate(calls)
-            ]
-            finish = "tool_calls" if finish == "stop" else finish
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        return message, finish
+        parser = self._parse_calls if request.tools else None
+        return message_of_text(text, finish, parser, str(self._count), reasoning)
 
     # --- OpenAI interface -----------------------------------------------------------------------------------------
 
@@ -192,15 +185,14 @@ class TokenClient:
         args.pop("timeout", None)
         request = ModelRequest(list(messages), model or self.model, "chat", tools, args, rollout_id=rollout_id)
         response = await self.complete(request)
-        message = dict(response.message)
-        return ChatCompletion.model_validate(_envelope("chat.completion", response, {"message": message}))
+        return ChatCompletion.model_validate(completion_body(response, True, RETURNED))
 
     async def _create_text(self, *, prompt: str, model: str = "", **args: Any) -> Any:
         from openai.types import Completion
 
         args.pop("extra_headers", None)
         response = await self.complete(ModelRequest(prompt, model or self.model, "completion", None, args))
-        return Completion.model_validate(_envelope("text_completion", response, {"text": response.text}))
+        return Completion.model_validate(completion_body(response, False, RETURNED))
 
 
 def served_generate(base_url: str, api_key: str, model: str) -> Generate:
@@ -224,27 +216,3 @@ def served_generate(base_url: str, api_key: str, model: str) -> Generate:
         )
 
     return generate
-
-
-def _envelope(kind: str, response: Response, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an OpenAI response, with vLLM's names for the token data."""
-    assert response.tokens is not None
-    ids, logprobs = response.tokens.completion_ids.tolist(), response.tokens.completion_logprobs.tolist()
-    entries = [
-        {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
-        for token, value in zip(ids, logprobs, strict=True)
-    ]
-    choice_logprobs = {"content": entries} if kind == "chat.completion" else {"token_logprobs": logprobs}
-    finish = response.finish_reason
-    choice = {"index": 0, "finish_reason": finish, "logprobs": choice_logprobs, "token_ids": ids, **content}
-    usage = {"prompt_tokens": response.usage.prompt_tokens, "completion_tokens": response.usage.completion_tokens}
-    return {
-        "id": response.id,
-        "object": kind,
-        "created": 0,
-        "model": response.model,
-        "choices": [choice],
-        "usage": usage | {"total_tokens": response.usage.total_tokens},
-        "prompt_token_ids": response.tokens.prompt_ids.tolist(),
-        "weight_versions": version_spans(np.broadcast_to(response.tokens.version, len(ids))),
-    }

@@ -98,10 +98,11 @@ def response_body(response: Response, request: DialectRequest) -> dict[str, Any]
     return body | _chunk("chat.completion", request)
 
 
-def completion_body(response: Response, in_chat: bool = True, asked: Collection[str] = ()) -> dict[str, Any]:
+def completion_body(response: Response, in_chat: bool = True, token_fields: Collection[str] = ()) -> dict[str, Any]:
     """Write a completion of a conversation or of a text.
 
-    ``asked``: the arguments of vLLM by which token data is written: return_token_ids, logprobs, return_weight_versions.
+    ``token_fields``: the token data in it, by vLLM's arguments: return_token_ids, logprobs,
+    return_weight_versions.
     """
     choice: dict[str, Any] = {"index": 0, "finish_reason": response.finish_reason}
     choice |= {"message": _written(response.message)} if in_chat else {"text": response.text}
@@ -116,13 +117,13 @@ def completion_body(response: Response, in_chat: bool = True, asked: Collection[
     spans: list[dict[str, int]] = []
     if (tokens := response.tokens) is not None:
         spans = version_spans(np.broadcast_to(tokens.version, len(tokens.completion_ids)))
-        if "return_token_ids" in asked:
+        if "return_token_ids" in token_fields:
             body["prompt_token_ids"] = tokens.prompt_ids.tolist()
             choice["token_ids"] = tokens.completion_ids.tolist()
-        if "logprobs" in asked:
+        if "logprobs" in token_fields:
             texts = [f"token_id:{token_id}" for token_id in tokens.completion_ids.tolist()]
             choice["logprobs"] = _logprobs(texts, tokens.completion_logprobs.tolist(), in_chat)
-    if "return_weight_versions" in asked and response.version >= 0:
+    if "return_weight_versions" in token_fields and response.version >= 0:
         whole = {"version": response.version, "start": 0, "end": response.usage.completion_tokens}
         choice["weight_versions"] = spans or [whole]
     return body

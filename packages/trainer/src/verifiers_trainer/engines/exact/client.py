@@ -19,11 +19,11 @@ import numpy as np
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, chat_messages
 from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.types import Message, ModelRequest, Response, ToolCall
+from verifiers.types import Message, ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.reasoning import split_reasoning
-from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
+from verifiers_trainer.engines.http.tool_calls import message_of_text, resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
 """Arguments of the chat route that are handled here, because the text route does not have them."""
@@ -99,17 +99,8 @@ class ExactClient:
         if separate_reasoning:
             opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
             thought, text = split_reasoning(text, opened)
-        around, calls = self._parse_calls(text) if self._parse_calls and tools_offered else (text, [])
-        message = Message(role="assistant", content=around or (None if calls else ""))
-        if calls:
-            message["tool_calls"] = [
-                ToolCall(f"call-{response.id}-{index}", call["name"], call["arguments"])
-                for index, call in enumerate(calls)
-            ]
-            finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
-        if thought:
-            message["reasoning_content"] = thought
-        return message, finish_reason
+        parser = self._parse_calls if tools_offered else None
+        return message_of_text(text, finish_reason, parser, response.id, thought)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from verifiers.clients.serving import Refused
 from verifiers_trainer.engines.http.reasoning import OPEN
 
 _CACHED_PROMPTS = 1024
@@ -20,12 +21,11 @@ _RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` that are not the template's variables."""
 
 
-class BadRequest(Exception):
+class BadRequest(Refused):
     """A request that cannot be served; ``param`` names the field."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
+        super().__init__(status, message, param, code)
 
 
 class Tokenizer(Protocol):

@@ -12,31 +12,29 @@ import asyncio
 import hmac
 import itertools
 import secrets
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 from aiohttp import web
 
+from verifiers.clients.dialects import chat, sse
+from verifiers.clients.serving import START_S, ModelServer, Refused, models_body, read_body, send_json, send_stream
 from verifiers.errors import EndpointUnreachable, ModelUnavailable
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
-from verifiers_trainer.engines.http.streaming import StreamedReply, event
+from verifiers_trainer.engines.http.streaming import StreamedReply
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
-from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body, error_body, fit_prompt, sampling_params
+from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body, fit_prompt, sampling_params
 from verifiers_trainer.engines.requests import (
     Generation,
     GenerationRequest,
     Generator,
     OnToken,
 )
-
-_MAX_BODY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,62 +63,38 @@ class Serving:
     """Response of ``/version``."""
 
 
-class Endpoint:
+class Endpoint(ModelServer):
     """The server; ``base_url`` and ``api_key`` are known after ``start``."""
 
+    thread_name = "vf-endpoint"
+
     def __init__(self, serving: Serving, address: Address | None = None):
+        super().__init__()
         self._serving = serving
         self._address = address or Address()
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._ids = itertools.count()
-        self._thread: threading.Thread | None = None
         self.api_key = self._address.api_key
         self.base_url = ""
+        self._handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/version"): self._version,
+            ("GET", "/weight_info"): self._weight_info,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/completions"): self._text,
+        }
 
-    def start(self, deadline_s: float) -> None:
+    def start(self, deadline_s: float = START_S) -> None:
         """Listen at the address. Raises EndpointUnreachable when that fails or takes too long."""
-        self._loop = asyncio.new_event_loop()
-        started: list[BaseException | None] = []
-        ready = threading.Event()
-
-        def run() -> None:
-            asyncio.set_event_loop(self._loop)
-            try:
-                runner, self.base_url = self._loop.run_until_complete(self._listen())
-                started.append(None)
-            except BaseException as error:  # noqa: BLE001 - raised to the caller of start
-                started.append(error)
-                self._loop.close()
-                return
-            finally:
-                ready.set()
-            self._loop.run_forever()
-            self._loop.run_until_complete(runner.cleanup())
-            self._loop.close()
-
-        self._thread = threading.Thread(target=run, name="vf-endpoint", daemon=True)
-        self._thread.start()
-        if not ready.wait(deadline_s) or started[0] is not None:
-            cause = started[0] if started else None
-            reason = cause or "no response"
-            raise EndpointUnreachable(f"the endpoint did not start within {deadline_s:g} s: {reason}") from cause
-
-    def stop(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        try:
+            super().start(deadline_s)
+        except OSError as error:
+            raise EndpointUnreachable(f"the endpoint did not start within {deadline_s:g} s: {error}") from error
 
     def resolve(self, finished: list[Generation]) -> None:
         """Return finished completions to their requests; called on the generation thread."""
-        self._call(self._resolve, finished)
-
-    def _call(self, function: Callable[[Any], None], argument: object) -> None:
-        """Call a function on the endpoint's loop from another thread; a no-op once the loop is closed."""
-        try:
-            self._loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
+        self.call(self._resolve, finished)
 
     def _resolve(self, finished: list[Generation]) -> None:
         for generation in finished:
@@ -128,61 +102,39 @@ class Endpoint:
             if future is not None and not future.done():
                 future.set_result(generation)
 
-    async def _listen(self) -> tuple[web.AppRunner, str]:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/weight_info", self._weight_info)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._text)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
+    async def listen(self, runner: web.ServerRunner) -> None:
         host = self._address.host
-        site = web.TCPSite(runner, host, self._address.port, backlog=4096)
-        await site.start()
-        port = runner.addresses[0][1]
-        return runner, f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        await web.TCPSite(runner, host, self._address.port, backlog=4096).start()
+        self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/v1"
 
-    @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Check the API key and convert failures to OpenAI error bodies."""
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
         is_open = request.path == "/health" or not self.api_key
         if not is_open and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
-            return _error("missing or wrong bearer token", 401, code="invalid_api_key")
+            raise Refused(401, "missing or wrong bearer token", code="invalid_api_key")
+        handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, request.path))
+        if handler is None:
+            is_path = any(path == request.path for _, path in self._handlers)
+            raise Refused(405, "Method Not Allowed") if is_path else Refused(404, "Not Found")
         try:
             return await handler(request)
-        except BadRequest as error:
-            return _error(str(error), error.status, error.param, error.code)
         except ModelUnavailable as error:
-            return _error(str(error), 503)
-        except web.HTTPException as error:
-            return _error(error.reason, error.status)
+            raise Refused(503, str(error)) from error
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return _json({}, 200 if self._serving.generator.alive else 503)
+    async def _health(self, request: web.BaseRequest) -> web.Response:
+        return send_json({}, 200 if self._serving.generator.alive else 503)
 
-    async def _version(self, request: web.Request) -> web.Response:
-        return _json(self._serving.description)
+    async def _version(self, request: web.BaseRequest) -> web.Response:
+        return send_json(self._serving.description)
 
-    async def _weight_info(self, request: web.Request) -> web.Response:
-        return _json({"weight_version": self._serving.version()})
+    async def _weight_info(self, request: web.BaseRequest) -> web.Response:
+        return send_json({"weight_version": self._serving.version()})
 
-    async def _models(self, request: web.Request) -> web.Response:
-        model = {
-            "id": self._serving.served_model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "verifiers",
-            "max_model_len": self._serving.max_seq_len,
-        }
-        return _json({"object": "list", "data": [model]})
+    async def _models(self, request: web.BaseRequest) -> web.Response:
+        return send_json(models_body({"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len}))
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = decode_body(await request.read(), ChatBody)
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = decode_body(await read_body(request), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
         prompt_ids = self._serving.chat.prompt_ids(
@@ -194,17 +146,17 @@ class Endpoint:
         )
         parser = self._serving.tool_call_parser if offered else None
         if body.stream:
-            return await self._stream(request, [prompt_ids], body, parser)
+            return await send_stream(request, self._events([prompt_ids], body, parser), _error_event)
         (generations,) = await self._complete([prompt_ids], body)
-        return _body(chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser))
+        return send_json(chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser))
 
-    async def _text(self, request: web.Request) -> web.StreamResponse:
-        body = decode_body(await request.read(), TextBody)
+    async def _text(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = decode_body(await read_body(request), TextBody)
         prompt_ids = self._text_prompts(body.prompt)
         if body.stream:
-            return await self._stream(request, prompt_ids, body, None)
+            return await send_stream(request, self._events(prompt_ids, body, None), _error_event)
         prompts = await self._complete(prompt_ids, body)
-        return _body(text_reply(prompts, body, self._serving.chat, self._serving.served_model))
+        return send_json(text_reply(prompts, body, self._serving.chat, self._serving.served_model))
 
     def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
         """The prompts of a text completion: one, or each entry of a list of texts or of lists of ids."""
@@ -226,42 +178,30 @@ class Endpoint:
             await _first_failure_or_all(list(futures.values()))
         return [[futures[request.request_id].result() for request in siblings] for siblings in requests]
 
-    async def _stream(
-        self, request: web.Request, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
-    ) -> web.StreamResponse:
-        """Stream the choices as events, token by token. A failure before the first event is a plain HTTP error."""
+    async def _events(
+        self, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
+    ) -> AsyncGenerator[bytes, None]:
+        """The choices as events, token by token. Raises BadRequest when one fails."""
         serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
         flat = [each for siblings in self._requests(prompts, body) for each in siblings]
         flat = [replace(each, on_token=self._token_callback(arrivals, index)) for index, each in enumerate(flat)]
         reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
                 future.add_done_callback(partial(_put, arrivals, index))
-            remaining, events = len(flat), list(reply.opening())
+            remaining, opening = len(flat), b"".join(reply.opening())
             while remaining:
                 index, arrival = await arrivals.get()
                 remaining -= len(arrival) == 1
-                try:
-                    events += _events(reply, index, arrival)
-                except BadRequest as error:
-                    if not response.prepared:
-                        raise
-                    events, remaining = [event(error_body(str(error), error.status))], 0
-                try:
-                    await response.prepare(request)
-                    if events:
-                        await response.write(b"".join(events))
-                except ConnectionResetError:  # the client disconnected
-                    return response
-                events = []
-        return response
+                if events := opening + b"".join(_events(reply, index, arrival)):
+                    yield events
+                    opening = b""
 
     def _token_callback(self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
         """A callback that sends a choice's tokens from the generation thread to the endpoint's loop."""
 
         def put(*token: object) -> None:
-            self._call(arrivals.put_nowait, (index, token))
+            self.call(arrivals.put_nowait, (index, token))
 
         return put
 
@@ -315,13 +255,5 @@ async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> No
             raise BadRequest(error, status=500)
 
 
-def _json(content: object, status: int = 200) -> web.Response:
-    return _body(msgspec.json.encode(content), status)
-
-
-def _body(content: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=content, status=status, content_type="application/json")
-
-
-def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> web.Response:
-    return _body(error_body(message, status, param, code), status)
+def _error_event(status: int, message: str) -> bytes:
+    return sse.event(chat.error_body(status, message))

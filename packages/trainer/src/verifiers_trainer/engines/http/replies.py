@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from verifiers.clients.dialects.chat import version_spans
 from verifiers_trainer.engines.http.chat import ChatFormat
 from verifiers_trainer.engines.http.reasoning import split_reasoning
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser
-from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody, version_spans
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, message_of_text
+from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
 
 _LEAST_LOGPROB = -9999.0
@@ -85,21 +86,11 @@ def message_of(
     generation: Generation, body: ChatBody, chat: ChatFormat, parser: ToolCallParser | None, opened: bool
 ) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
-    text = completion_text(generation, body, chat)
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    finish_reason: str = generation.finish_reason
+    text, thought = completion_text(generation, body, chat), ""
     if body.separate_reasoning:
         thought, text = split_reasoning(text, opened)
-        message = {"role": "assistant", "content": text, "reasoning_content": thought or None}
-    around, calls = parser(text) if parser is not None else (text, [])
-    if calls:
-        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
-        message["content"] = around or None
-        message["tool_calls"] = [
-            {"id": f"call-{generation.request.request_id}-{index}", "type": "function", "function": call}
-            for index, call in enumerate(calls)
-        ]
-    return message, finish_reason
+    message, reason = message_of_text(text, generation.finish_reason, parser, generation.request.request_id, thought)
+    return message | ({"reasoning_content": thought or None} if body.separate_reasoning else {}), reason
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from verifiers.clients.dialects import sse
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import (
     choice_fields,
@@ -27,14 +27,9 @@ from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, GenerationRequest
 
-DONE = b"data: [DONE]\n\n"
+DONE = sse.event(b"[DONE]")
 _UNFINISHED = "\ufffd"
 """The replacement character that decoders write for an incomplete character."""
-
-
-def event(content: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + content + b"\n\n"
 
 
 class StreamedReply:
@@ -95,7 +90,7 @@ class StreamedReply:
             **({"usage": None} if self._with_usage else {}),
             **shared,
         }
-        return event(msgspec.json.encode(chunk))
+        return sse.event(chunk)
 
 
 class _Choice:

@@ -6,7 +6,6 @@ log-probs wrong.
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -245,19 +244,6 @@ def fit_prompt(prompt_ids: np.ndarray, body: GenerateBody, max_seq_len: int) -> 
             code="context_length_exceeded",
         )
     return prompt_ids
-
-
-def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
-    """``[{version, start, end}]`` over the tokens of a completion, ``end`` exclusive."""
-    if not len(versions_T):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
-    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in itertools.pairwise(cuts)]
-
-
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
 
 
 def _or(value: object, default: object) -> Any:
