@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import verifiers as vf
+from verifiers.runs.workers import channels, pool
 from verifiers.runs.workers.channels import ProcessChannel
 from verifiers.testing import ScriptedClient
 
 ENVIRONMENT = """
-import os, sys, time
+import os, re, signal, sys, time
 from pathlib import Path
 import verifiers as vf
 
@@ -29,6 +30,12 @@ class Game(vf.MultiTurnEnv):
         print("noise on stdout", flush=True)
         if state["answer"] == "crash":
             os._exit(7)
+        if state["answer"] == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if state["answer"] == "hold":
+            re.match("(a+)+$", "a" * 64 + "b")    # for ever, without releasing the interpreter
+        if state["answer"] == "block":
+            time.sleep(1000)
         if state["answer"] == "raise":
             raise LookupError("no such level")
 
@@ -251,6 +258,51 @@ def test_workers_end_with_a_caller_that_is_killed(game, tmp_path):
         time.sleep(0.05)
     assert pids
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(("how", "says"), [("stop", "gave no sign of life for 2 s"), ("hold", "")])
+def test_a_rollout_that_halts_its_workers_fails_alone(game, tmp_path, monkeypatch, how, says):
+    monkeypatch.setattr(channels, "SILENT_S", 2.0)
+    monkeypatch.setattr(pool, "MAX_DEATHS", 1)
+    outputs = game(answers=how).evaluate(ScriptedClient(echo), "m", num_workers=2)["outputs"]
+    assert outputs[0]["error"]["error"] == "WorkerLost"
+    assert says in outputs[0]["error"]["message"]
+    assert [row["error"] for row in outputs[1:]] == [None] * 5
+    assert len((tmp_path / "played-0").read_text().split()) == 2
+
+
+def test_negative_control_a_rollout_that_blocks_its_loop_for_longer_is_not_lost(game, tmp_path, monkeypatch):
+    monkeypatch.setattr(channels, "SILENT_S", 2.0)
+    outputs = game(num=2, seconds=5.0).evaluate(ScriptedClient(echo), "m", num_workers=2)["outputs"]
+    assert [row["error"] for row in outputs] == [None] * 2
+    assert [len(path.read_text().split()) for path in tmp_path.glob("played-*")] == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["stop", "hold", "block"])
+def test_a_halted_worker_ends_with_a_caller_that_is_killed(game, tmp_path, how):
+    (tmp_path / "caller.py").write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import verifiers as vf\nfrom verifiers.runs.workers import channels\n"
+        "from verifiers.testing import ScriptedClient\n"
+        "channels.SILENT_S = 6\n"  # the clock is slower than the kill below
+        "env = vf.load_environment('worker_game', folder=sys.argv[1], num=1, answers=sys.argv[2])\n"
+        "env.evaluate(ScriptedClient(lambda r: 'x'), 'm', num_workers=1)\n"
+    )
+    import subprocess
+
+    command = [sys.executable, tmp_path / "caller.py", str(tmp_path), how]
+    caller = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("played-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    (pid,) = map(int, (tmp_path / "played-0").read_text().split())
+    assert not gone(pid)
+    caller.kill()
+    caller.wait()
+    while not gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert gone(pid)
 
 
 def test_an_environment_made_by_hand_is_refused():

@@ -2,13 +2,17 @@
 
 A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop). It uses a separate
 socket, so output that an environment prints never mixes with messages. When either end dies the other reads the end of
-the stream: a worker never outlives its run.
+the stream. A second socket carries the worker's pulse: a worker that is stopped, or whose interpreter is held, is
+killed, and so is one that does not end with its run. A rollout that blocks the worker's event loop stops no pulse.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import pickle
+import signal
 import socket
 import struct
 import sys
@@ -20,6 +24,10 @@ from verifiers.runs.workers.messages import Message
 
 GRACE_S = 5.0
 """Seconds a worker may take to exit before it is killed."""
+SILENT_S = 60.0
+"""Seconds without a pulse after which a worker is killed."""
+CHECKS = 4
+"""Silent parts of ``SILENT_S`` in a row: one may pass because the caller's own loop was busy."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -82,23 +90,48 @@ class ProcessChannel(StreamChannel):
     """The pool's end of the channel to a worker process."""
 
     process: asyncio.subprocess.Process
+    _clock: asyncio.Task[None]
+    _was_silent: bool
 
     @classmethod
     async def open(cls) -> ProcessChannel:
         """Start a worker process."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        heard, pulse = socket.socketpair()
+        with theirs, pulse:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "verifiers.runs.workers", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
+                *("-m", "verifiers.runs.workers", str(theirs.fileno()), str(pulse.fileno()), str(SILENT_S)),
+                pass_fds=[theirs.fileno(), pulse.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_file(sys.stderr) else asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # so that only the caller receives a Ctrl-C
             )
         channel = cls(*await asyncio.open_connection(sock=ours))
-        channel.process = process
+        channel.process, channel._was_silent = process, False
+        channel._clock = asyncio.create_task(channel._watch(heard, SILENT_S / CHECKS))
         return channel
+
+    async def _watch(self, heard: socket.socket, check_s: float) -> None:
+        """Kill the worker when its pulse stops, once it began; return when the worker ends."""
+        reader, writer = await asyncio.open_connection(sock=heard)
+        with contextlib.closing(writer):
+            num_silent, received = 0, await reader.read(1024)
+            while received and num_silent < CHECKS:
+                try:
+                    async with asyncio.timeout(check_s):
+                        received = await reader.read(1024)
+                    num_silent = 0
+                except TimeoutError:
+                    num_silent += 1
+        if received:
+            self._was_silent = True
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the worker and its children; one that has ended stays as it is."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def receive(self) -> Message:
         try:
@@ -106,13 +139,16 @@ class ProcessChannel(StreamChannel):
         except WorkerLost as error:
             code = await self._exit_code()
             cause = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            if self._was_silent:
+                cause = f"gave no sign of life for {SILENT_S:g} s (stopped, or its interpreter is held) and was killed"
             raise WorkerLost(f"the worker process {self.process.pid} {cause}") from error
 
     async def close(self) -> None:
         await super().close()
         if await self._exit_code() is None:
-            self.process.kill()
+            self.kill()
             await self.process.wait()
+        self._clock.cancel()
 
     async def _exit_code(self) -> int | None:
         """The exit code; None when the process has not exited after ``GRACE_S``."""
