@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
 from verifiers.clients import OpenAIChatCompletionsClient
-from verifiers.clients.dialects.chat import version_spans
+from verifiers.clients.reply import version_spans
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep
 from verifiers.types import ModelRequest, UserMessage

@@ -24,6 +24,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from verifiers.clients.cache import cache_key, current_cache, request_content
+from verifiers.clients.dialects.protocol import StreamedError
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import to_body
@@ -47,6 +48,7 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
 
+MAX_TOKENS = "max_completion_tokens"
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
 SPARE_FILES = 64  # files that the rest of the process may open later
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
@@ -76,6 +78,8 @@ class HttpClient(Identified):
     """Where model calls are posted, below the base URL."""
     key_header = "Authorization"
     is_metered = is_cacheable = True
+    _without: frozenset[str] = frozenset()
+    """Parts of a request that the endpoint refused by name, and which are left out from then on."""
 
     @spell_out(ClientOptions, ClientConfig)
     def __init__(
@@ -140,6 +144,57 @@ class HttpClient(Identified):
     def check_key(self) -> None:
         """*Raises* MissingKeyError when the endpoint needs a key and its variable is not set. Sends nothing."""
         self._key()
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """Return one completion, with retries. Raises as `Client.complete`."""
+        without = self._without
+        url = self._text_url if request.message_type == "completion" else self._post_url
+        headers, body = request_headers(request), self._body(request, without)
+        cache, content, key = None if request.sample is None else current_cache(), b"", ""
+        if cache is not None:
+            content = request_content(request)
+            key = cache_key(self.base_url, self.identity(), request, content)
+            if (reply := await cache.get(key)) is not None:
+                return self._response(reply, request, self.base_url)
+
+        async def send() -> Response:
+            nonlocal body, without
+            pool = self._pools.here()
+            try:
+                status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                while status != 200:
+                    part = self._refused_part(status, answer)
+                    if part is None or part in without:
+                        raise failure(status, answer, pool.endpoint, request.model, retry_after)
+                    without |= {part}
+                    body = self._body(request, without)
+                    status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                self._without |= without
+                response = self._response(answer, request, pool.endpoint.url)
+            except StreamedError as error:
+                raise failure(error.status, str(error).encode(), pool.endpoint, request.model) from None
+            if cache is not None:
+                await cache.put(key, content, answer)
+            return response
+
+        attempt = metered(self, request, send)
+        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
+
+    @cached_property
+    def _text_url(self) -> URL:
+        return self._url("completions")
+
+    def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
+        """The body of a request without the parts that the endpoint refused."""
+        raise NotImplementedError(f"{type(self).__name__} must define _body(self, request, without)")
+
+    def _refused_part(self, status: int, answer: bytes) -> str | None:
+        """The part of a request that an error answer refuses by name; None for another failure."""
+        raise NotImplementedError(f"{type(self).__name__} must define _refused_part(self, status, answer)")
+
+    def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
+        """The answer read. Raises: ``MalformedResponse`` that names ``where``; `StreamedError`."""
+        raise NotImplementedError(f"{type(self).__name__} must define _response(self, answer, request, where)")
 
     async def shows_tools(self) -> bool | None:
         """Return ``tools_shown`` of the constructor; the server is not queried."""
@@ -313,48 +368,17 @@ class OpenAIChatCompletionsClient(HttpClient):
 
     client_type = "openai_chat_completions"
     path = "chat/completions"
-    _max_tokens_name = "max_completion_tokens"
 
-    async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion, with retries. Raises as `Client.complete`."""
-        in_chat = request.message_type != "completion"
-        url = self._post_url if in_chat else self._text_url
-        max_tokens_name = self._max_tokens_name if in_chat else "max_tokens"
-        body = to_body(request, max_tokens_name)
-        headers = request_headers(request)
-        cache, content, key = None if request.sample is None else current_cache(), b"", ""
-        if cache is not None:
-            content = request_content(request)
-            key = cache_key(self.base_url, self.identity(), request, content)
-            if (reply := await cache.get(key)) is not None:
-                raw = msgspec.json.decode(reply) if self.keep_raw else None
-                return to_response(decode(reply, self.base_url), request, self.base_url, raw)
+    def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
+        is_short = request.message_type == "completion" or MAX_TOKENS in without
+        return to_body(request, "max_tokens" if is_short else MAX_TOKENS)
 
-        async def send() -> Response:
-            nonlocal body, max_tokens_name
-            pool = self._pools.here()
-            status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-            if status != 200:
-                if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
-                    max_tokens_name = "max_tokens"
-                    body = to_body(request, max_tokens_name)
-                    status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
-                if status != 200:
-                    raise failure(status, response, pool.endpoint, request.model, retry_after)
-                self._max_tokens_name = max_tokens_name
-            where = pool.endpoint.url
-            raw = msgspec.json.decode(response) if self.keep_raw else None
-            completion = to_response(decode(response, where), request, where, raw)
-            if cache is not None:
-                await cache.put(key, content, response)
-            return completion
+    def _refused_part(self, status: int, answer: bytes) -> str | None:
+        return MAX_TOKENS if refuses_argument(status, answer, MAX_TOKENS) else None
 
-        attempt = metered(self, request, send)
-        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
-
-    @cached_property
-    def _text_url(self) -> URL:
-        return self._url("completions")
+    def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
+        raw = msgspec.json.decode(answer) if self.keep_raw else None
+        return to_response(decode(answer, where), request, where, raw)
 
 
 class OpenAICompletionsClient(OpenAIChatCompletionsClient):

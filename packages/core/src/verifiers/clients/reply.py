@@ -14,7 +14,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 import msgspec
@@ -349,6 +349,14 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
     if entries is not None and all(type(entry.id) is int for entry in entries):
         return [entry.id for entry in entries]
     return None
+
+
+def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
+    """Return vLLM's ``weight_versions``, ``[{version, start, end}]`` of a completion's tokens, ``end`` exclusive."""
+    if not len(versions_T):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
+    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in pairwise(cuts)]
 
 
 def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:

@@ -1,8 +1,9 @@
 """The base of the servers of model APIs: HTTP in a thread and an event loop of its own.
 
-The promise: the body of a request is read, bounded and parsed here (`read_body`, `read_object`); a request that cannot
-be served (`Refused`) is answered in its own dialect, inside a stream too; a stream begins with its first event, and a
-reader that disconnects ends it (`send_stream`). What is served is each server's own (`ModelServer.respond`).
+The promise: the body of a request is read, bounded and parsed here (`ModelServer.max_body_bytes`,
+`read_object`); a request that cannot be served (``ModelRefused``) is answered in its own dialect, also
+inside a stream; a stream begins with its first event, and a reader that disconnects ends it
+(`send_stream`). What is served is each server's own (`ModelServer.respond`).
 """
 
 from __future__ import annotations
@@ -13,35 +14,30 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
 from verifiers.clients.dialects import DIALECTS, Dialect
 from verifiers.clients.payload import encode
-from verifiers.errors import ConfigError
-from verifiers.runtime.bounded import TooLong, read_chunks
+from verifiers.errors import ConfigError, ModelRefused
+from verifiers.runtime.bounded import size_text
 
-MAX_BODY_BYTES = 64 * 2**20
 START_S = 20.0
 STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
 """Path below ``/v1/`` -> dialect."""
+Answer: TypeAlias = web.StreamResponse | Mapping[str, Any] | bytes
+"""A response, or the JSON value of one, or its text."""
 MODEL_FIELDS = {"object": "model", "created": 0, "owned_by": "verifiers"}
-
-
-class Refused(Exception):
-    """Why a request got no completion: the HTTP status and one sentence; ``param`` names the field, if one is wrong."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
 
 
 class ModelServer:
     """One server; ``start`` returns once it listens, and ``respond`` runs on its loop."""
 
     thread_name = "verifiers-server"
+    max_body_bytes = 64 * 2**20
+    """Of the decoded body of a request; a longer one is refused."""
     shutdown_s = 0.5
     """How long requests that are being answered may go on after `stop`."""
 
@@ -80,8 +76,8 @@ class ModelServer:
         """Open the addresses of the server."""
         raise NotImplementedError(f"{type(self).__name__} must define async listen(self, runner)")
 
-    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. *Raises* Refused; ConfigError for a body that cannot be read."""
+    async def respond(self, request: web.BaseRequest) -> Answer:
+        """Answer one request. *Raises* ModelRefused; ConfigError for a body that cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} must define async respond(self, request)")
 
     def _run(self, started: Future[None]) -> None:
@@ -90,7 +86,9 @@ class ModelServer:
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self.http = web.Server(self._answered, handler_cancellation=True, access_log=None)
+        self.http = web.Server(
+            self._answered, request_factory=self._request, handler_cancellation=True, access_log=None
+        )
         runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
             await runner.setup()
@@ -102,12 +100,22 @@ class ModelServer:
             await self._stopping.wait()
         await runner.cleanup()
 
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        bound = self.max_body_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=bound)
+
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            return await self.respond(request)
-        except (Refused, ConfigError) as error:
-            refused = error if isinstance(error, Refused) else Refused(400, str(error))
+            answer = await self.respond(request)
+        except web.HTTPRequestEntityTooLarge:
+            refused = ModelRefused(f"the body is longer than {size_text(self.max_body_bytes)}", status=413)
             return refusal(dialect_of(request.path), refused)
+        except (ModelRefused, ConfigError) as error:
+            return refusal(dialect_of(request.path), error)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        body = answer if isinstance(answer, bytes) else encode(answer)
+        return web.Response(body=body, content_type="application/json")
 
 
 def dialect_of(path: str) -> Dialect:
@@ -116,17 +124,9 @@ def dialect_of(path: str) -> Dialect:
     return next(named, DIALECTS["chat"])
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The decoded body of a request. *Raises* Refused for a longer one."""
-    try:
-        return await read_chunks(request.content.iter_any(), max_bytes, "the body")
-    except TooLong as error:
-        raise Refused(413, str(error)) from error
-
-
 async def read_object(request: web.BaseRequest) -> dict[str, Any]:
-    """The JSON object in the body of a request. *Raises* ConfigError; Refused."""
-    body = await read_body(request)
+    """The JSON object in the body of a request. *Raises* ConfigError."""
+    body = await request.read()
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -136,18 +136,13 @@ async def read_object(request: web.BaseRequest) -> dict[str, Any]:
     return fields
 
 
-def send_json(content: Mapping[str, Any] | bytes, status: int = 200) -> web.Response:
-    """An answer that is one JSON value."""
-    body = content if isinstance(content, bytes) else encode(content)
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
-def refusal(dialect: Dialect, refused: Refused) -> web.Response:
+def refusal(dialect: Dialect, refused: ModelRefused | ConfigError) -> web.Response:
     """The answer to a request that is refused."""
-    body = dialect.error_body(refused.status, str(refused))
-    if refused.param is not None or refused.code is not None:
-        body["error"] |= {"param": refused.param, "code": refused.code or refused.status}
-    return send_json(body, refused.status)
+    status = refused.status or 400
+    body = dialect.error_body(status, str(refused))
+    if refused.field is not None or refused.code is not None:
+        body["error"] |= {"param": refused.field, "code": refused.code or status}
+    return web.Response(body=encode(body), status=status, content_type="application/json")
 
 
 def models_body(*models: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +153,7 @@ def models_body(*models: Mapping[str, Any]) -> dict[str, Any]:
 async def send_stream(
     request: web.BaseRequest, events: AsyncGenerator[bytes, None], error_event: Callable[[int, str], bytes]
 ) -> web.StreamResponse:
-    """Answer with server-sent events. *Raises* Refused of ``events`` before the first; later it is the last event."""
+    """Answer with server-sent events. *Raises* ModelRefused before the first; a later one is the last event."""
     reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     with suppress(ConnectionResetError):  # the reader has closed the connection
         async with aclosing(events):
@@ -167,9 +162,9 @@ async def send_stream(
                     if not reply.prepared:
                         await reply.prepare(request)
                     await reply.write(event)
-            except Refused as refused:
+            except ModelRefused as refused:
                 if not reply.prepared:
                     raise
-                await reply.write(error_event(refused.status, str(refused)))
+                await reply.write(error_event(refused.status or 400, str(refused)))
         await reply.write_eof()
     return reply

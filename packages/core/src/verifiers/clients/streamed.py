@@ -16,14 +16,11 @@ from typing import Any, ClassVar
 import aiohttp
 from yarl import URL
 
-from verifiers.clients.cache import cache_key, current_cache, request_content
-from verifiers.clients.dialects import Dialect, EventDecoder, StreamedError, messages, responses
-from verifiers.clients.failures import failure, refuses_argument
-from verifiers.clients.http import HttpClient, request_headers
+from verifiers.clients.dialects import Dialect, EventDecoder, messages, responses
+from verifiers.clients.failures import refuses_argument
+from verifiers.clients.http import HttpClient
 from verifiers.clients.payload import encode
 from verifiers.clients.reply import excerpt
-from verifiers.clients.retry import call_with_retries
-from verifiers.clients.spending import metered
 from verifiers.errors import MalformedResponse, ModelUnavailable
 from verifiers.types import ModelRequest, Response
 
@@ -36,54 +33,17 @@ class StreamedClient(HttpClient):
     """A client of one dialect."""
 
     dialect: ClassVar[Dialect]
-    _without: frozenset[str] = frozenset()
-    """Parts of a request that the endpoint refused by name."""
-
-    async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion, with retries. Raises: as `Client.complete`."""
-        without = self._without
-        body = self._body(request, without)
-        headers = request_headers(request)
-        cache, content, key = None if request.sample is None else current_cache(), b"", ""
-        if cache is not None:
-            content = request_content(request)
-            key = cache_key(self.base_url, self.identity(), request, content)
-            if (reply := await cache.get(key)) is not None:
-                whole = _object(reply, self.base_url)
-                response = self.dialect.parse_response(whole, request, self.base_url)
-                return replace(response, raw=whole) if self.keep_raw else response
-
-        async def send() -> Response:
-            nonlocal body, without
-            pool = self._pools.here()
-            where = pool.endpoint.url
-            try:
-                status, answer, retry_after = await self._exchange(pool, "POST", self._post_url, body, headers)
-                while (part := self._refused_part(status, answer)) is not None and part not in without:
-                    without |= {part}
-                    body = self._body(request, without)
-                    status, answer, retry_after = await self._exchange(pool, "POST", self._post_url, body, headers)
-                if status != 200:
-                    raise failure(status, answer, pool.endpoint, request.model, retry_after)
-                self._without |= without
-                whole = _object(answer, where)
-                response = self.dialect.parse_response(whole, request, where)
-            except StreamedError as error:
-                raise failure(error.status, str(error).encode(), pool.endpoint, request.model) from None
-            if cache is not None:
-                await cache.put(key, content, answer)
-            return replace(response, raw=whole) if self.keep_raw else response
-
-        attempt = metered(self, request, send)
-        return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         return encode(self.dialect.request_body(request, stream=STREAM not in without, without=without))
 
     def _refused_part(self, status: int, answer: bytes) -> str | None:
-        if status == 200:
-            return None
         return STREAM if refuses_argument(status, answer, STREAM) else self.dialect.concession(status, answer)
+
+    def _response(self, answer: bytes, request: ModelRequest, where: str) -> Response:
+        whole = _object(answer, where)
+        response = self.dialect.parse_response(whole, request, where)
+        return replace(response, raw=whole) if self.keep_raw else response
 
     def _idle_timeout(self) -> float | None:
         return self.config.idle_timeout

@@ -24,8 +24,8 @@ from typing import Any
 from aiohttp import web
 
 from verifiers.clients.payload import encode
-from verifiers.clients.serving import START_S, ModelServer, Refused, dialect_of, models_body, read_body, send_json
-from verifiers.errors import VerifiersError
+from verifiers.clients.serving import START_S, Answer, ModelServer, dialect_of, models_body
+from verifiers.errors import ModelRefused, VerifiersError
 from verifiers.testing import wire
 from verifiers.testing.connection import COMPLETION_PATHS, PROPER, Behaviour, Hit, Script, act, as_behaviour
 from verifiers.testing.replies import Replies, as_error, response_of
@@ -160,9 +160,9 @@ class FakeServer(ModelServer):
 
     # --- one request, in the server's thread ---------------------------------------------------------------------
 
-    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(self, request: web.BaseRequest) -> Answer:
         """Answer a request as replies and script say."""
-        body = await read_body(request)
+        body = await request.read()
         path, _, query = request.raw_path.partition("?")
         is_completion = request.method == "POST" and path in COMPLETION_PATHS
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -189,14 +189,14 @@ class FakeServer(ModelServer):
         finally:
             self.in_flight -= 1
 
-    async def _other(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+    async def _other(self, request: web.BaseRequest, path: str) -> Answer:
         if path == "/stats":
-            return send_json({"count": self._count, "max_in_flight": self.max_in_flight})
+            return {"count": self._count, "max_in_flight": self.max_in_flight}
         if path != "/v1/models":
-            raise Refused(404, "Not Found")
+            raise ModelRefused("Not Found", status=404)
         if isinstance(self._models, Behaviour):
             return await act(request, self._models, b"")
-        return send_json(models_body(*({"id": name} for name in self._models)))
+        return models_body(*({"id": name} for name in self._models))
 
     def _behaviour(self, hit: Hit) -> Behaviour:
         if self._script is None:

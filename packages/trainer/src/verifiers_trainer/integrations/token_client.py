@@ -21,7 +21,8 @@ from verifiers.errors import ConfigError, MalformedResponse, ModelError, Overlon
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, Usage
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser, message_of_text, resolve_tool_call_parser
+from verifiers_trainer.engines.http.replies import message_of_text
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ from verifiers.clients.dialects.common import (
 from verifiers.clients.dialects.protocol import DialectRequest
 from verifiers.clients.failures import refuses_argument
 from verifiers.clients.payload import MAX_TOKENS_ALIASES, to_fields
-from verifiers.clients.reply import Completion, to_response
+from verifiers.clients.reply import Completion, to_response, version_spans
 from verifiers.errors import ConfigError, MalformedResponse
 from verifiers.types import Message, ModelRequest, Response, Tool, ToolCall
 
@@ -134,14 +133,6 @@ def _logprobs(texts: list[str], logprobs: list[float], in_chat: bool) -> dict[st
         return {"tokens": texts, "token_logprobs": logprobs}
     pairs = zip(texts, logprobs, strict=True)
     return {"content": [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in pairs]}
-
-
-def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
-    """Return vLLM's ``weight_versions``, ``[{version, start, end}]`` of a completion's tokens, ``end`` exclusive."""
-    if not len(versions_T):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
-    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in pairwise(cuts)]
 
 
 def _written(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from typing import Any
 from aiohttp import web
 
 from verifiers.clients.dialects import DIALECTS, Dialect, DialectRequest
-from verifiers.clients.serving import DIALECT_OF, ModelServer, Refused, models_body, read_object, send_json, send_stream
-from verifiers.errors import ConfigError, InfraError
+from verifiers.clients.serving import DIALECT_OF, Answer, ModelServer, models_body, read_object, send_stream
+from verifiers.errors import ConfigError, InfraError, ModelRefused
 from verifiers.runtime.alive import is_alive
 from verifiers.types import Message, Response
 
@@ -59,7 +59,7 @@ class Call:
     dialect: str
     request: DialectRequest
     headers: Mapping[str, str]
-    _future: asyncio.Future[Response | Refused]
+    _future: asyncio.Future[Response | ModelRefused]
     _loop: asyncio.AbstractEventLoop
     num_repeats: int = 0
     """How often the agent sent the same request again."""
@@ -68,17 +68,17 @@ class Call:
         self._settle(response)
 
     def refuse(self, status: int, message: str) -> None:
-        self._settle(Refused(status, message))
+        self._settle(ModelRefused(message, status=status))
 
-    def _settle(self, outcome: Response | Refused) -> None:
+    def _settle(self, outcome: Response | ModelRefused) -> None:
         with contextlib.suppress(RuntimeError):  # the gateway ended with the process: no agent is left to answer
             self._loop.call_soon_threadsafe(_set, self._future, outcome)
 
     async def outcome(self) -> Response:
-        """Wait for the answer, on the gateway's loop, any number of times. *Raises* Refused."""
+        """Wait for the answer, on the gateway's loop, any number of times. *Raises* ModelRefused."""
         outcome = await asyncio.shield(self._future)
-        if isinstance(outcome, Refused):
-            raise Refused(outcome.status, str(outcome))  # a new one: each request that waits raises its own
+        if isinstance(outcome, ModelRefused):
+            raise ModelRefused(str(outcome), status=outcome.status)  # a new one: each request that waits raises its own
         return outcome
 
     def echo(self, response: Response) -> Message | None:
@@ -98,7 +98,7 @@ class Call:
         return messages[0] if len(messages) == 1 else None
 
 
-def _set(future: asyncio.Future[Response | Refused], outcome: Response | Refused) -> None:
+def _set(future: asyncio.Future[Response | ModelRefused], outcome: Response | ModelRefused) -> None:
     if not future.done():
         future.set_result(outcome)
 
@@ -221,41 +221,44 @@ class Gateway(ModelServer):
         path.chmod(0o666)  # the user inside a sandbox is another one
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(self, request: web.BaseRequest) -> Answer:
         _, _, rest = request.path.partition("/r/")
         route_id, _, path = rest.partition("/")
         if not request.path.startswith("/r/") or not path:
-            raise Refused(
-                404, f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1"
+            raise ModelRefused(
+                f"{request.method} {request.path} is not a path of this gateway: write the base URL as /r/<id>/v1",
+                status=404,
             )
         route = self._routes.get(route_id)
         if route is None:
             reason = self._ended.get(route_id)
-            raise Refused(
-                404, "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}"
+            raise ModelRefused(
+                "there is no rollout with this id" if reason is None else f"the rollout is over: {reason}",
+                status=404,
             )
         path = path.removeprefix("v1/").removeprefix("v1/")  # some clients add one of their own
         if path == "models" or path.startswith("models/"):
             listing = models_body(MODEL_FIELDS)
-            return send_json(listing if path == "models" else listing["data"][0])
+            return listing if path == "models" else dict(listing["data"][0])
         if request.method == "HEAD":
             return web.Response()
         try:
             dialect = _offered(request.method, path, route)
             body = await read_object(request)
             if path.endswith("/count_tokens"):
-                return send_json({"input_tokens": _estimate(body)})
+                return {"input_tokens": _estimate(body)}
             parsed = dialect.parse_request(body)
         except ConfigError as error:
-            raise Refused(400, route.refuse(f"a request to /v1/{path} cannot be read: {error}")) from error
-        except Refused as refused:
+            sentence = route.refuse(f"a request to /v1/{path} cannot be read: {error}")
+            raise ModelRefused(sentence, status=400) from error
+        except ModelRefused as refused:
             route.refuse(str(refused))
             raise
         call = route.receive(dialect.NAME, parsed, dict(request.headers))
         if parsed.stream:
             events = self._events(dialect, call, parsed)
             return await send_stream(request, events, partial(dialect.error_event, request=parsed))
-        return send_json(dialect.response_body(await call.outcome(), parsed))
+        return dialect.response_body(await call.outcome(), parsed)
 
     async def _events(self, dialect: Dialect, call: Call, parsed: DialectRequest) -> AsyncGenerator[bytes, None]:
         """The answer as a stream: at once, or an opening and keep-alive events after ``keep_alive_s``."""
@@ -271,18 +274,19 @@ class Gateway(ModelServer):
 
 
 def _offered(method: str, path: str, route: Route) -> Dialect:
-    """The dialect of a path that the route offers. *Raises* Refused."""
+    """The dialect of a path that the route offers. *Raises* ModelRefused."""
     dialect = DIALECT_OF.get(path)
     if dialect is None or method != "POST":
         offered = ", ".join(DIALECTS[name].PATHS[0] for name in route.dialects)
-        raise Refused(
-            404, f"the agent called {method} /v1/{path}, which is not offered; offered are {offered} and models"
+        raise ModelRefused(
+            f"the agent called {method} /v1/{path}, which is not offered; offered are {offered} and models",
+            status=404,
         )
     if dialect.NAME not in route.dialects:
-        raise Refused(
-            404,
+        raise ModelRefused(
             f"the agent called /v1/{path}, the dialect {dialect.NAME!r}, which this environment does not offer "
             f"(dialect={route.dialects[0]!r})",
+            status=404,
         )
     return dialect
 

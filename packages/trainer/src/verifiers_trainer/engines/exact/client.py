@@ -23,7 +23,8 @@ from verifiers.types import Message, ModelRequest, Response
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat, Tokenizer
 from verifiers_trainer.engines.http.reasoning import split_reasoning
-from verifiers_trainer.engines.http.tool_calls import message_of_text, resolve_tool_call_parser
+from verifiers_trainer.engines.http.replies import message_of_text
+from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
 """Arguments of the chat route that are handled here, because the text route does not have them."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verifiers.clients.serving import Refused
+from verifiers.errors import ModelRefused
 from verifiers_trainer.engines.http.reasoning import OPEN
 
 _CACHED_PROMPTS = 1024
@@ -21,11 +21,11 @@ _RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` that are not the template's variables."""
 
 
-class BadRequest(Refused):
-    """A request that cannot be served; ``param`` names the field."""
+class BadRequest(ModelRefused):
+    """A request that cannot be served; ``field`` is that of the body which is wrong."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(status, message, param, code)
+    def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message, field=field, code=code, status=status)
 
 
 class Tokenizer(Protocol):

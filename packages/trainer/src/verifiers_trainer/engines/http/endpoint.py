@@ -13,7 +13,7 @@ import hmac
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ import numpy as np
 from aiohttp import web
 
 from verifiers.clients.dialects import chat, sse
-from verifiers.clients.serving import START_S, ModelServer, Refused, models_body, read_body, send_json, send_stream
-from verifiers.errors import EndpointUnreachable, ModelUnavailable
+from verifiers.clients.serving import START_S, Answer, ModelServer, models_body, send_stream
+from verifiers.errors import EndpointUnreachable, ModelRefused, ModelUnavailable
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import chat_reply, text_reply
 from verifiers_trainer.engines.http.streaming import StreamedReply
@@ -76,7 +76,7 @@ class Endpoint(ModelServer):
         self._ids = itertools.count()
         self.api_key = self._address.api_key
         self.base_url = ""
-        self._handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+        self._handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Answer]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/version"): self._version,
             ("GET", "/weight_info"): self._weight_info,
@@ -94,7 +94,8 @@ class Endpoint(ModelServer):
 
     def resolve(self, finished: list[Generation]) -> None:
         """Return finished completions to their requests; called on the generation thread."""
-        self.call(self._resolve, finished)
+        with suppress(RuntimeError):  # the loop is closed: no request waits
+            self._loop.call_soon_threadsafe(self._resolve, finished)
 
     def _resolve(self, finished: list[Generation]) -> None:
         for generation in finished:
@@ -107,34 +108,35 @@ class Endpoint(ModelServer):
         await web.TCPSite(runner, host, self._address.port, backlog=4096).start()
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/v1"
 
-    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(self, request: web.BaseRequest) -> Answer:
         authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
         is_open = request.path == "/health" or not self.api_key
         if not is_open and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
-            raise Refused(401, "missing or wrong bearer token", code="invalid_api_key")
+            raise ModelRefused("missing or wrong bearer token", status=401, code="invalid_api_key")
         handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, request.path))
         if handler is None:
             is_path = any(path == request.path for _, path in self._handlers)
-            raise Refused(405, "Method Not Allowed") if is_path else Refused(404, "Not Found")
+            reason, status = ("Method Not Allowed", 405) if is_path else ("Not Found", 404)
+            raise ModelRefused(reason, status=status)
         try:
             return await handler(request)
         except ModelUnavailable as error:
-            raise Refused(503, str(error)) from error
+            raise ModelRefused(str(error), status=503) from error
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
-        return send_json({}, 200 if self._serving.generator.alive else 503)
+        return web.json_response({}, status=200 if self._serving.generator.alive else 503)
 
-    async def _version(self, request: web.BaseRequest) -> web.Response:
-        return send_json(self._serving.description)
+    async def _version(self, request: web.BaseRequest) -> Answer:
+        return self._serving.description
 
-    async def _weight_info(self, request: web.BaseRequest) -> web.Response:
-        return send_json({"weight_version": self._serving.version()})
+    async def _weight_info(self, request: web.BaseRequest) -> Answer:
+        return {"weight_version": self._serving.version()}
 
-    async def _models(self, request: web.BaseRequest) -> web.Response:
-        return send_json(models_body({"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len}))
+    async def _models(self, request: web.BaseRequest) -> Answer:
+        return models_body({"id": self._serving.served_model, "max_model_len": self._serving.max_seq_len})
 
-    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = decode_body(await read_body(request), ChatBody)
+    async def _chat(self, request: web.BaseRequest) -> Answer:
+        body = decode_body(await request.read(), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
         prompt_ids = self._serving.chat.prompt_ids(
@@ -148,15 +150,15 @@ class Endpoint(ModelServer):
         if body.stream:
             return await send_stream(request, self._events([prompt_ids], body, parser), _error_event)
         (generations,) = await self._complete([prompt_ids], body)
-        return send_json(chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser))
+        return chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser)
 
-    async def _text(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = decode_body(await read_body(request), TextBody)
+    async def _text(self, request: web.BaseRequest) -> Answer:
+        body = decode_body(await request.read(), TextBody)
         prompt_ids = self._text_prompts(body.prompt)
         if body.stream:
             return await send_stream(request, self._events(prompt_ids, body, None), _error_event)
         prompts = await self._complete(prompt_ids, body)
-        return send_json(text_reply(prompts, body, self._serving.chat, self._serving.served_model))
+        return text_reply(prompts, body, self._serving.chat, self._serving.served_model)
 
     def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
         """The prompts of a text completion: one, or each entry of a list of texts or of lists of ids."""

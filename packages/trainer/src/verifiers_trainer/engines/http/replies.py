@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifiers.clients.dialects.chat import version_spans
+from verifiers.clients.reply import version_spans
+from verifiers.types import Message, ToolCall
 from verifiers_trainer.engines.http.chat import ChatFormat
 from verifiers_trainer.engines.http.reasoning import split_reasoning
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser, message_of_text
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
 
@@ -91,6 +92,22 @@ def message_of(
         thought, text = split_reasoning(text, opened)
     message, reason = message_of_text(text, generation.finish_reason, parser, generation.request.request_id, thought)
     return message | ({"reasoning_content": thought or None} if body.separate_reasoning else {}), reason
+
+
+def message_of_text(
+    text: str, finish_reason: str, parser: ToolCallParser | None, call_id: str, thought: str = ""
+) -> tuple[Message, str]:
+    """The assistant's message in a completion's text and its finish reason; ids of calls begin with ``call_id``."""
+    around, calls = parser(text) if parser is not None else (text, [])
+    message = Message(role="assistant", content=around or (None if calls else ""))
+    if calls:
+        message["tool_calls"] = [
+            ToolCall(f"call-{call_id}-{index}", call["name"], call["arguments"]) for index, call in enumerate(calls)
+        ]
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    if thought:
+        message["reasoning_content"] = thought
+    return message, finish_reason
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.types import Message
-from verifiers.types import ToolCall as WireCall
 
 ToolCall = dict[str, str]
 """``name`` and ``arguments`` (JSON text), in the model's order."""
@@ -121,22 +119,6 @@ def tool_call_format(chat_template: str | None) -> str:
         return "hermes"
     llama = _PYTHON_TAG in template or '{"name": function name, "parameters":' in template
     return "llama3_json" if llama else "hermes"
-
-
-def message_of_text(
-    text: str, finish_reason: str, parser: ToolCallParser | None, call_id: str, thought: str = ""
-) -> tuple[Message, str]:
-    """The assistant's message in a completion's text and its finish reason; ids of calls begin with ``call_id``."""
-    around, calls = parser(text) if parser is not None else (text, [])
-    message = Message(role="assistant", content=around or (None if calls else ""))
-    if calls:
-        message["tool_calls"] = [
-            WireCall(f"call-{call_id}-{index}", call["name"], call["arguments"]) for index, call in enumerate(calls)
-        ]
-        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
-    if thought:
-        message["reasoning_content"] = thought
-    return message, finish_reason
 
 
 def _refuse_constant(name: str) -> Any:
