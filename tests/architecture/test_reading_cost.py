@@ -16,7 +16,7 @@ from support.training_child import child_context
 SCRIPT = Path(__file__).parents[1] / "support/reading_cost.py"
 
 EVALUATION = {"functions": 460, "function_lines": 4_935, "file_lines": 14_760, "returns": 730}
-TRAINING = {"functions": 780, "function_lines": 8_155, "file_lines": 25_000, "returns": 8_700}
+TRAINING = {"functions": 785, "function_lines": 8_155, "file_lines": 25_100, "returns": 8_700}
 """Measured on commit 2889499; ``file_lines`` and ``returns`` when the record of a rollout came and native code
 still read parts of it through the view of authors."""
 SLACK = 1.02

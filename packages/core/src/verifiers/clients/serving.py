@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -48,7 +49,8 @@ class ModelServer:
     def start(self, deadline_s: float = START_S) -> None:
         """Listen. *Raises* OSError when that fails; TimeoutError after ``deadline_s``."""
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=self.thread_name, daemon=True)
+        target = partial(asyncio.run, self._serve(started))
+        self._thread = threading.Thread(target=target, name=self.thread_name, daemon=True)
         self._thread.start()
         try:
             started.result(deadline_s)
@@ -80,15 +82,10 @@ class ModelServer:
         """Answer one request. *Raises* ModelRefused; ConfigError for a body that cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} must define async respond(self, request)")
 
-    def _run(self, started: Future[None]) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._serve(started))
-
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self.http = web.Server(
-            self._answered, request_factory=self._request, handler_cancellation=True, access_log=None
-        )
+        make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
+        self.http = web.Server(self._answered, request_factory=make, handler_cancellation=True, access_log=None)
         runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
             await runner.setup()
@@ -99,10 +96,6 @@ class ModelServer:
             started.set_result(None)
             await self._stopping.wait()
         await runner.cleanup()
-
-    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        bound = self.max_body_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=bound)
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
