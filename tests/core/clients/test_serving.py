@@ -94,6 +94,15 @@ async def test_a_stream_is_refused_as_a_whole_before_its_first_event_and_inside_
     assert await post(server, "/stream?after=2") == (200, "data: 1\n\ndata: 1\n\ndata: 503 no more\n\n")
 
 
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /bytes HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"abc")
+    assert b" 200 OK" in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+
+
 async def test_a_client_that_disconnects_ends_its_request(server):
     with contextlib.suppress(TimeoutError):
         await post(server, "/wait", timeout=aiohttp.ClientTimeout(0.2))

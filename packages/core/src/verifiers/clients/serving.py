@@ -98,6 +98,8 @@ class ModelServer:
         await runner.cleanup()
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             answer = await self.respond(request)
         except web.HTTPRequestEntityTooLarge:
