@@ -35,21 +35,15 @@ def read_flat(response: object) -> Completion:
     """Read the completion of a third-generation response, with message and tokens one level higher."""
     message = _get(response, "message")
     tokens = _get(message, "tokens")
-    logprobs = _typed(tokens, "completion_logprobs", list)
-    choice = Choice(
-        message=_message(message) if message is not None else None,
-        finish_reason=_typed(message, "finish_reason", str) or _typed(response, "finish_reason", str),
-        logprobs=Logprobs(token_logprobs=logprobs) if logprobs is not None else None,
-        token_ids=_typed(tokens, "completion_ids", list),
-    )
-    return Completion(
-        choices=[choice] if message is not None else [],
-        id=_typed(response, "id", str),
-        model=_typed(response, "model", str),
-        created=_typed(response, "created", int),
-        usage=_usage(_get(response, "usage")),
-        prompt_token_ids=_typed(tokens, "prompt_ids", list),
-    )
+    choice = {
+        "message": message,
+        "finish_reason": _typed(message, "finish_reason", str) or _get(response, "finish_reason"),
+        "logprobs": {"token_logprobs": _get(tokens, "completion_logprobs")},
+        "token_ids": _get(tokens, "completion_ids"),
+    }
+    fields = {name: _get(response, name) for name in ("id", "model", "created", "usage")}
+    choices = [choice] if message is not None else []
+    return read_completion({**fields, "choices": choices, "prompt_token_ids": _get(tokens, "prompt_ids")})
 
 
 def _choice(choice: object) -> Choice:

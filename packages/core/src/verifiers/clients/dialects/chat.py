@@ -282,6 +282,4 @@ class ChatStream:
         return self._head | {"object": "chat.completion", "choices": [choice]}
 
 
-def stream_reader() -> ChatStream:
-    """Begin to read one stream."""
-    return ChatStream()
+stream_reader = ChatStream

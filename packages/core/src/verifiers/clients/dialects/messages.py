@@ -303,11 +303,6 @@ def error_event(status: int, message: str, request: DialectRequest) -> bytes:
     return sse.event(error_body(status, message), "error")
 
 
-def count_body(num_tokens: int) -> dict[str, Any]:
-    """Write the answer to ``count_tokens``."""
-    return {"input_tokens": num_tokens}
-
-
 # --- of a client ------------------------------------------------------------------------------------------------
 
 
@@ -526,6 +521,4 @@ class MessageStream:
         return self._body | {"content": blocks}
 
 
-def stream_reader() -> MessageStream:
-    """Begin to read one stream."""
-    return MessageStream()
+stream_reader = MessageStream

@@ -682,6 +682,4 @@ class ResponseStream:
         return self._body | {"output": self._body.get("output") or [item for _, item in sorted(self._items.items())]}
 
 
-def stream_reader() -> ResponseStream:
-    """Begin to read one stream."""
-    return ResponseStream()
+stream_reader = ResponseStream
