@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
+from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead
+from verifiers_trainer.algorithm.credit import Siblings, turn_advantages
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())["advantages"]
 
@@ -86,7 +87,7 @@ def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
         np.testing.assert_allclose(hard, np.array([-0.5, 0.5, 0.5, -0.5]) / (deviation + 1e-4), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("none", "environment")])
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("none", "environment", "best")])
 def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
     live, dead, short = np.array([1.0, 0.0, 0.3, np.nan]), np.full(4, 0.1), np.array([1.0, 0.0, np.nan, np.nan])
     groups = [live, dead, short]
@@ -102,6 +103,13 @@ def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
     assert np.array_equal(dropped[0], kept[0], equal_nan=True) == (name not in of_the_batch)
     (alone,) = compute_advantages(name, groups[1:2], lengths_G=lengths_G[1:2], keep_dead=True)
     assert alone.tolist() == [0.0] * 4
+
+
+def test_of_a_group_of_equals_that_is_kept_none_is_the_best():
+    """Otherwise its eight rollouts would weigh as much as eight live groups, of which one rollout each is trained."""
+    live, dead = compute_advantages("best", [np.array([1.0, 0.0]), np.full(8, 0.1)], keep_dead=True)
+    np.testing.assert_array_equal(live, [1.0, np.nan])
+    assert np.isnan(dead).all()
 
 
 def test_a_kept_group_counts_in_the_deviation_of_the_batch():
@@ -138,8 +146,14 @@ def test_gdpo_keeps_a_group_whose_total_is_constant_but_whose_parts_differ():
     assert is_dead(parts.sum(axis=1))
 
 
+def of_turns(turn_rewards, gamma=1.0, choice="mean"):
+    """The advantages of turns whose last reward holds the rollout's."""
+    siblings = Siblings(np.zeros(len(turn_rewards)), np.zeros(0), turn_rewards)
+    return turn_advantages(siblings.returns(gamma), choice=choice)
+
+
 def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
-    advantages = turn_advantages([np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5)
+    advantages = of_turns([np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5)
     np.testing.assert_allclose(advantages[0], [0.0, 1.0, 0.0])  # returns 1, 2, 2 against means 1, 1, 2
     np.testing.assert_allclose(advantages[1], [0.0, -1.0])
     assert np.isnan(advantages[2]).all()
@@ -147,9 +161,9 @@ def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
 
 def test_turn_credit_of_one_turn_is_the_mean_baseline():
     rewards = np.array([1.0, 0.0, np.nan, 0.5])
-    by_turn = turn_advantages([np.array([r]) for r in rewards])
+    by_turn = of_turns([np.array([r]) for r in rewards])
     np.testing.assert_array_equal(np.concatenate(by_turn), compute_advantages("mean", [rewards])[0])
-    assert turn_advantages([]) == []
+    assert of_turns([]) == []
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
@@ -158,7 +172,7 @@ def test_turn_credit_of_the_best_is_that_of_whole_rollouts_at_each_turn(gamma):
     generator = np.random.default_rng(7)
     for _ in range(200):
         turns = [generator.integers(0, 3, generator.integers(1, 4)).astype(float) for _ in range(4)]
-        made = turn_advantages(turns, gamma, choice="best")
+        made = of_turns(turns, gamma, choice="best")
         for turn in range(3):
             having = [n for n, rewards in enumerate(turns) if len(rewards) > turn]
             returns = [sum(gamma ** (i - turn) * turns[n][i] for i in range(turn, len(turns[n]))) for n in having]
@@ -168,10 +182,10 @@ def test_turn_credit_of_the_best_is_that_of_whole_rollouts_at_each_turn(gamma):
 
 
 def test_the_best_turn_needs_siblings_that_are_known_and_differ():
-    unknown = turn_advantages([np.array([np.nan, 9.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])], choice="best")
+    unknown = of_turns([np.array([np.nan, 9.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])], choice="best")
     assert np.isnan(unknown[0]).all()
     np.testing.assert_array_equal(unknown[1:], [[np.nan, np.nan], [1.0, 1.0]])
-    alone = turn_advantages([np.array([1.0, 5.0]), np.array([1.0])], 0.0, choice="best")
+    alone = of_turns([np.array([1.0, 5.0]), np.array([1.0])], 0.0, choice="best")
     assert np.isnan(np.concatenate(alone)).all()  # equal at the first turn, and the second has no sibling
 
 
@@ -182,7 +196,7 @@ def test_inputs_are_left_as_they_were():
         result = compute_advantages(name, rewards)
         result[0][:] = 9
     for choice in ("mean", "best", "none"):
-        for one in turn_advantages(turns, choice=choice):
+        for one in of_turns(turns, choice=choice):
             one[:] = 9
     np.testing.assert_array_equal(rewards[0], [1.0, np.nan, 0.0, 0.5])
     np.testing.assert_array_equal(turns[0], [0.0, 1.0])

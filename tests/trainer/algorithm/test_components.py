@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, build
@@ -182,6 +183,7 @@ def test_each_component_is_a_mean_over_its_own_tokens(aggregation):
 
 def test_a_batch_of_three_components_is_the_sum_of_their_losses():
     config = settings(loss="reinforce")
+    config.teacher = "its log-probabilities are given below"
     teacher, logits = table(5), table(0).requires_grad_()
     groups = [
         Group(0, 0, (rollout([3, 4, 0], 1.0), rollout([2], 0.0))),
@@ -194,6 +196,24 @@ def test_a_batch_of_three_components_is_the_sum_of_their_losses():
     assert float(total) == pytest.approx(float(sum(apart)), rel=1e-6)
     assert float(apart[1]) == pytest.approx(float(cross_entropy(logits, [[1, 4]])), rel=1e-6)
     assert all(abs(float(one)) > 1e-3 for one in apart)
+
+
+@pytest.mark.parametrize("loss", ["sft", "distill", "gkd"])
+def test_rollouts_to_reinforce_are_refused_under_a_loss_that_reads_no_rewards(loss):
+    """They would be imitated or distilled: the objective has no policy gradient."""
+    config = settings(loss=loss, **({} if loss == "sft" else {"teacher": "some/model"}))
+    played = Group(3, 7, (rollout([3, 4, 0], 1.0), rollout([2], 0.0)))
+    assert build([played], [], config).num_tokens == 4  # negative control: of the loss's own component
+    with pytest.raises(ConfigError, match=f"example 7 has the component 'rl', and the loss '{loss}' reads no rewards"):
+        build([replace(played, component="rl")], [], config)
+
+
+def test_nearness_to_a_teacher_without_a_teacher_is_refused():
+    """With a penalty there is a reference, the first policy, which is no teacher."""
+    shown = Group(3, 7, (rollout([3, 4, 0]),), component="ref_kl")
+    with pytest.raises(ConfigError, match="example 7 has the component 'ref_kl', and there is no teacher"):
+        build([shown], [], settings(loss="cispo", beta=0.1))
+    assert build([shown], [], settings(loss="cispo", beta=0.1, teacher="some/model")).num_tokens == 3
 
 
 def test_the_losses_of_the_components_ignore_what_they_do_not_read():

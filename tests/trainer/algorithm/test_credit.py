@@ -15,6 +15,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.algorithm.credit import credit
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
@@ -99,6 +100,53 @@ def test_groups_are_dead_when_no_turn_differs_or_too_few_are_known():
     assert len(advantages_by_sample(build([partial], [], config(credit="turn", min_group_fraction=0.5)))) == 4
 
 
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 8, 10])
+def test_a_group_of_equal_rewards_is_dead_whatever_the_credit(size):
+    """Their mean differs from them by rounding: 1.4e-17 for six times .1, which is no signal."""
+    for reward in (n / 100 for n in range(101)):
+        group = Group(0, 0, tuple(record(reward) for _ in range(size)))
+        assert group.is_dead(config())
+        assert group.is_dead(config(credit="turn")), reward
+    lively = Group(0, 0, (*(record(0.1) for _ in range(size - 1)), record(0.1 + 1e-12)))  # negative control
+    assert not lively.is_dead(config(credit="turn"))
+
+
+def test_the_tokens_of_a_group_of_equal_rewards_are_in_no_denominator():
+    dead, live = (Group(n, n, tuple(record(r) for r in rewards)) for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0])))
+    batch = build([dead, live], [], config(credit="turn"))
+    assert batch.num_tokens == 2 * 2 * 2
+    assert {float(w) for w in np.concatenate(batch.weights) if w} == {1 / 8}
+
+
+def test_equal_returns_are_equal_in_whatever_order_their_rewards_came():
+    """.1 + .2 + .3 and .3 + .2 + .1 differ by rounding; the returns of the later turns do differ."""
+    group = Group(0, 0, (record(0.3, (0.1, 0.2)), record(0.1, (0.3, 0.2))))
+    ((first, second),) = credit(group.siblings(config()), config(credit="turn", advantage="best"))
+    np.testing.assert_array_equal([first, second], [[math.nan, 1.0], [math.nan, math.nan]])
+    same = Group(0, 0, (record(0.3, (0.1, 0.2)), record(0.3, (0.1, 0.2))))
+    assert same.is_dead(config(credit="turn", advantage="best"))
+
+
+def test_without_a_baseline_a_group_of_zero_returns_is_trained_whatever_the_credit():
+    zeros = Group(0, 0, (record(0.0), record(0.0)))
+    for choice in ("rollout", "turn"):
+        assert not zeros.is_dead(config(credit=choice, advantage="none"))
+        assert build([zeros], [], config(credit=choice, advantage="none")).num_tokens == 8
+
+
+@pytest.mark.parametrize("choice", ["rollout", "turn"])
+def test_a_kept_group_means_the_same_for_rollouts_and_turns(choice):
+    """Its advantages are 0 and its tokens count; with "best" it has no best, and none of it is trained."""
+    groups = [Group(n, n, tuple(record(r) for r in rewards)) for n, rewards in enumerate(([0.1] * 6, [0.0, 1.0]))]
+    kept = build(groups, [], config(credit=choice, zero_variance="keep"))
+    assert kept.num_tokens == 4 * 6 + 4 * 2
+    assert kept.advantages_G[0].tolist() == [0.0] * 6
+    best = build(groups, [], config(credit=choice, zero_variance="keep", advantage="best"))
+    assert best.num_tokens == 4
+    assert np.isnan(best.advantages_G[0]).all()
+    assert build(groups, [], config(credit=choice)).num_tokens == 4 * 2  # negative control: dropped
+
+
 class Guess(vf.MultiTurnEnv):
     """Two turns; a digit in the first is worth something at once."""
 
@@ -178,8 +226,9 @@ def test_a_checkpoint_keeps_what_advantages_need(tmp_path):
     assert (again.env, again.weights, version) == ("sums", {"right": 2.0}, 5)
     assert again.rollouts[0].turn_rewards == (0.5, 0.0)
     settings = config(credit="turn")
-    for one, other in zip(again.turn_advantages(settings), group.turn_advantages(settings), strict=True):
-        np.testing.assert_array_equal(one, other)
+    ((saved,), (kept,)) = (credit(one.siblings(settings), settings) for one in (again, group))
+    for turns, expected in zip(saved, kept, strict=True):
+        np.testing.assert_array_equal(turns, expected)
 
 
 # --- judges -----------------------------------------------------------------------------------------------------

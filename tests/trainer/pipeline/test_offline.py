@@ -155,8 +155,26 @@ def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, capl
 
 def trainer_mean(trainer, place):
     taken = trainer.training_run.offline._pass(0)[place]
-    mean = trainer.training_run.offline._mean
-    return float(np.mean([group.rewards + mean for group in taken]))
+    return float(np.mean([group.rewards for group in taken]))
+
+
+def test_the_best_of_single_answers_is_refused(tmp_path):
+    """Against the mean of the dataset half of them would be trained with a negative advantage."""
+    with pytest.raises(ConfigError, match=r"advantage='best' trains the best of siblings, and 0 of 8 prompts"):
+        trainer_of(tmp_path, columns(count=8, siblings=1), advantage="best", loss="reinforce")
+    trainer_of(tmp_path, columns(count=8, siblings=2), advantage="best", loss="reinforce")
+
+
+@pytest.mark.parametrize("overlong", ["mask", "drop"])
+def test_the_length_rules_hold_for_columns(tmp_path, overlong):
+    """The reward of an answer that is too long leaves the baseline of its siblings with overlong="drop"."""
+    prompts = [[{"role": "user", "content": "q"}]] * 4
+    answers = [[{"role": "assistant", "content": "ab" if n else "ab" * 40}] for n in range(4)]
+    given = {"prompts": prompts, "completions": answers, "rewards": [9.0, 0.0, 1.0, 2.0]}
+    trainer = trainer_of(tmp_path, given, rollouts_per_example=4, max_seq_len=48, overlong=overlong, max_steps=1)
+    run(trainer)
+    mean = 1.0 if overlong == "drop" else 3.0
+    np.testing.assert_allclose(trainer.batch.advantages_G[0][1:], [0.0 - mean, 1.0 - mean, 2.0 - mean])
 
 
 def test_a_pass_uses_every_group_once_in_an_order_of_the_seed():

@@ -253,6 +253,26 @@ def test_groups_may_be_returned_and_equal_rewards_end_the_run(tmp_path):
         trainer_of(Equal, tmp_path / "equal", no_signal_steps=2).train()
 
 
+def test_the_length_rules_hold_for_groups_that_a_hook_returns(tmp_path):
+    """An answer of four tokens is cut by max_tokens; its reward becomes 0, as for rollouts of the pipeline."""
+
+    class Cut(PlaysItself):
+        def get_batch(self):
+            prompts, completions, _ = super().get_batch()
+            return prompts, completions, [1.0 + n for n in range(len(completions))]
+
+    plain, zeroed = (
+        trainer_of(Cut, tmp_path / str(zero), max_steps=1, zero_truncated_completions=zero) for zero in (False, True)
+    )
+    for trainer in (plain, zeroed):
+        run(trainer)
+    cut = [rollout.is_truncated for group in zeroed.batch.groups for rollout in group.rollouts]
+    rewards = [rollout.reward for group in zeroed.batch.groups for rollout in group.rollouts]
+    assert any(cut)
+    assert rewards == [0.0 if is_cut else 1.0 + n for n, is_cut in enumerate(cut)]
+    assert [rollout.reward for group in plain.batch.groups for rollout in group.rollouts] == [1.0 + n for n in range(6)]
+
+
 # --- rewards ----------------------------------------------------------------------------------------------------
 
 

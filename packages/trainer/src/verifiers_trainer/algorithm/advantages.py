@@ -11,7 +11,6 @@ Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F],
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -28,27 +27,49 @@ AdvantageFunction = Callable[..., list[np.ndarray]]
 register_advantage = ADVANTAGES.register
 
 
-def is_dead(
-    rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
-) -> bool:
-    """True when a group has no signal.
+def known(values: np.ndarray) -> np.ndarray:
+    """bool [n], which of the values [n] or rows [n, F] hold no NaN."""
+    unknown = np.isnan(values)
+    return ~(unknown if values.ndim == 1 else unknown.any(axis=1))
 
-    That is: fewer than max(2, ceil(min_group_fraction·G)) rewards are known, or all known ones are equal. A group
-    needs two live members because the baseline is their mean. With ``baseline=False`` (advantage "none") a group is
-    dead only when no reward is known. With ``supplied`` (advantage "environment") the numbers are advantages, and a
-    group is dead when too few are known or all are 0. ``rewards`` is [G] or [G, F]; a row with any NaN is unknown.
+
+def has_too_few(
+    values: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
+) -> bool:
+    """True when fewer than max(2, ceil(min_group_fraction·G)) values are known: a baseline needs two.
+
+    ``values`` is [G], or [G, F], of which a row with any NaN is unknown. With ``baseline=False`` (advantage "none") a
+    single known value is enough; with ``supplied`` (advantage "environment", whose numbers are advantages) there is no
+    minimum of two.
+    """
+    num_known = int(known(np.asarray(values, dtype=np.float64)).sum())
+    if not baseline:
+        return num_known == 0
+    return num_known < max(1 if supplied else 2, math.ceil(min_group_fraction * len(values)))
+
+
+def is_dead(
+    values: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
+) -> bool:
+    """True when a group has no signal: it `has_too_few` known values, or all of them are equal.
+
+    Equal means bit for bit, before anything is subtracted: their mean may differ from them by rounding. Without a
+    baseline equal values are a signal too; of ``supplied`` advantages those that are not all 0.
 
     >>> is_dead(np.array([1.0, 0.0, np.nan, 0.0])), is_dead(np.array([1.0, 1.0]))
     (False, True)
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    live = rewards[_known(rewards)]
-    if not baseline:
-        return len(live) == 0
-    needed = max(1, math.ceil(min_group_fraction * len(rewards)))
-    if supplied:
-        return len(live) < needed or not live.any()
-    return len(live) < max(2, needed) or bool((live == live[0]).all())
+    if has_too_few(values, min_group_fraction, baseline=baseline, supplied=supplied):
+        return True
+    values = np.asarray(values, dtype=np.float64)
+    live = values[known(values)]
+    return baseline and not (live.any() if supplied else (live != live[0]).any())
+
+
+def kind_of(choice: str | AdvantageFunction) -> dict[str, bool]:
+    """How `is_dead` judges the values of an advantage."""
+    function = ADVANTAGES.resolve(choice)
+    return {"baseline": getattr(function, "compares", True), "supplied": function is environment}
 
 
 def compute_advantages(
@@ -75,61 +96,28 @@ def compute_advantages(
     function = ADVANTAGES.resolve(choice)
     check_parameters("advantage", str(choice), function, parameters)
     rewards = [np.asarray(group, dtype=np.float64) for group in rewards_G]
-    known = [_known(group) for group in rewards]
-    baseline, supplied = function is not none, function is environment
-    dead = functools.partial(is_dead, min_group_fraction=min_group_fraction, baseline=baseline, supplied=supplied)
-    live = [g for g, group in enumerate(rewards) if not dead(group)]
+    known_G, kind = [known(group) for group in rewards], kind_of(choice)
+    live = [g for g, group in enumerate(rewards) if not is_dead(group, min_group_fraction, **kind)]
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live
-    if keep_dead:  # distinct stand-ins for the known rewards: dead means too few of them
-        distinct = [np.where(one, np.arange(1.0, len(one) + 1), np.nan) for one in known]
-        used = [g for g, group in enumerate(distinct) if not dead(group)]
+    if keep_dead:
+        used = [g for g, group in enumerate(rewards) if not has_too_few(group, min_group_fraction, **kind)]
         for g in used:
-            advantages[g][known[g]] = 0.0
+            advantages[g][known_G[g]] = of_equals(choice)
     if live:
         if weights_G is not None:
             parameters["weights_G"] = [weights_G[g] for g in used]
-        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known[g]] for g in used]
-        computed = function([rewards[g][known[g]] for g in used], lengths, **parameters)
+        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known_G[g]] for g in used]
+        computed = function([rewards[g][known_G[g]] for g in used], lengths, **parameters)
         for g, values in zip(used, computed, strict=True):
             if g in live:
-                advantages[g][known[g]] = values
+                advantages[g][known_G[g]] = values
     return advantages
 
 
-def turn_advantages(
-    turn_rewards: Sequence[np.ndarray], gamma: float = 1.0, *, choice: str = "mean"
-) -> list[np.ndarray]:
-    """Credit per turn for the siblings of one group, from the returns of the siblings that have a turn j.
-
-    ``turn_rewards`` holds one array [turns] per sibling, the rubric's final reward already added to the last turn;
-    the return of turn j is Σ_{l>=j} γ^(l-j)·r_l. ``choice`` is what "mean", "best" and "none" are for whole rollouts:
-    the return minus the mean of that turn; 1 for the best return of that turn and NaN for the others, and for all
-    where they are equal; the return itself. A sibling with a NaN is unknown: it gets NaN and is not compared.
-
-    >>> turn_advantages([np.array([0.0, 1.0]), np.array([0.0])])
-    [array([0.5, 0. ]), array([-0.5])]
-    >>> turn_advantages([np.array([0.0, 1.0]), np.array([1.0, 0.0])], gamma=0.0, choice="best")
-    [array([nan,  1.]), array([ 1., nan])]
-    """
-    returns = [_discounted(np.asarray(rewards, dtype=np.float64), gamma) for rewards in turn_rewards]
-    live = [r for r in returns if not np.isnan(r).any()]
-    advantages = [np.full(len(r), np.nan) if np.isnan(r).any() else r.copy() for r in returns]
-    if choice == "none":
-        return advantages
-    for turn in range(max((len(r) for r in live), default=0)):
-        compared = np.array([r[turn] for r in live if len(r) > turn])
-        for advantage in advantages:
-            if len(advantage) > turn:
-                advantage[turn] = _compared(advantage[turn], compared, choice)
-    return advantages
-
-
-def _compared(value: float, siblings: np.ndarray, choice: str) -> float:
-    """The advantage of one return among those of its siblings."""
-    if choice == "mean":
-        return float(value - siblings.mean())
-    return 1.0 if value == siblings.max() > siblings.min() else math.nan
+def of_equals(choice: str | AdvantageFunction) -> float:
+    """The advantage in a kept group of equal rewards: 0; NaN with "best", which then has no best to train."""
+    return math.nan if ADVANTAGES.resolve(choice) is best else 0.0
 
 
 # --- the estimators: live groups and known rewards only -----------------------------------------------------------
@@ -232,23 +220,24 @@ def none(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarr
     return list(rewards_G)
 
 
+none.compares = False  # type: ignore[attr-defined]
+
+
+def minus(baseline: float) -> AdvantageFunction:
+    """R minus one number for all groups, so that a single rollout has an advantage too."""
+
+    def minus_baseline(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
+        return [r - baseline for r in rewards_G]
+
+    minus_baseline.compares = False  # type: ignore[attr-defined]
+    return minus_baseline
+
+
 @register_advantage("environment")
 def environment(advantages_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """The environment's own advantages, by its rubric's ``@vf.advantage`` method, unchanged."""
     return list(advantages_G)
 
 
-def _known(rewards: np.ndarray) -> np.ndarray:
-    unknown = np.isnan(rewards)
-    return ~(unknown if rewards.ndim == 1 else unknown.any(axis=1))
-
-
 def _z_score(rewards: np.ndarray) -> np.ndarray:
     return (rewards - rewards.mean(axis=0)) / (rewards.std(axis=0, ddof=1) + EPSILON)
-
-
-def _discounted(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    returns = rewards.copy()
-    for turn in range(len(returns) - 2, -1, -1):
-        returns[turn] += gamma * returns[turn + 1]
-    return returns

@@ -24,29 +24,26 @@ import numpy as np
 from verifiers.errors import ConfigError
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
-from verifiers_trainer.algorithm.advantages import compute_advantages, is_dead, turn_advantages
 from verifiers_trainer.algorithm.aggregation import step_weights
+from verifiers_trainer.algorithm.credit import CreditSettings, Siblings, credit, has_signal
 from verifiers_trainer.algorithm.packing import PackedRow, fill, pack, shared
 from verifiers_trainer.algorithm.samples import RolloutSamples, is_overlong, joined, rollout_samples
 
+Advantages = dict[str, Any]
+"""Of a rollout: by role, "" without roles, one number or an array [turns of the role]; NaN = not trained."""
 ROW_TOKENS, ROW_TOKENS_CPU = 1024, 512
 """Bounds on a row where attention costs the square of its length, as everywhere without kernels for packed rows.
 Measured on a CPU, 128 rollouts of 37 tokens in rows of 384, 512, 1024, 4096 tokens: 0.48, 0.51, 0.67, 1.3 s a step."""
 
 
-class BatchSettings(Protocol):
+class BatchSettings(CreditSettings, Protocol):
     """Every value that decides how groups become a batch; ``RLConfig`` has them all, with their documentation."""
 
-    # rewards to advantages
     @property
     def component(self) -> str: ...  # "rl", "ce" or "ref_kl"
 
-    advantage: Any
-    credit: str
-    gamma: float
-    negative_advantage_weight: float
-    min_group_fraction: float
-    zero_variance: str
+    loss: Any
+    teacher: str | None
     # turns to samples
     rollouts_per_example: int
     temperature: float
@@ -147,17 +144,31 @@ class Group:
         """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
         return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
 
-    def by_role(self) -> dict[str, Group]:
-        """The group of each role: its part of the rollouts in which it took a turn; empty without role rewards."""
+    def limited(self, settings: BatchSettings) -> Group:
+        """The group under the length rules, which may be applied more than once."""
+        return replace(self, rollouts=tuple(apply_length_rules(rollout, settings) for rollout in self.rollouts))
+
+    def siblings(self, settings: BatchSettings) -> list[Siblings]:
+        """What is compared in the group: its rollouts or, if roles have rewards of their own, what each role did."""
+        if self.component_of(settings) != "rl":
+            values = np.array([1.0 if rollout.error is None else math.nan for rollout in self.rollouts])
+            return [Siblings(values, np.zeros(0), is_compared=False)]
         roles = dict.fromkeys(role for rollout in self.rollouts for role in rollout.role_rewards)
-        return {
-            role: replace(
-                self,
-                rollouts=tuple(rollout.of_role(role) for rollout in self.rollouts if role in rollout.role_rewards),
-                weights={role: 1.0},
-            )
-            for role in roles
-        }
+        return [self._siblings_of(role, settings) for role in roles or ("",)]
+
+    def _siblings_of(self, role: str, settings: BatchSettings) -> Siblings:
+        members = [n for n, rollout in enumerate(self.rollouts) if not role or role in rollout.role_rewards]
+        rollouts = tuple(self.rollouts[n].of_role(role) if role else self.rollouts[n] for n in members)
+        part = replace(self, rollouts=rollouts, weights={role: 1.0} if role else self.weights)
+        by_function = settings.advantage == "gdpo"
+        return Siblings(
+            part.values(settings.advantage),
+            np.array([rollout.num_sampled for rollout in rollouts], np.float64),
+            [np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64) for rollout in rollouts],
+            np.array(list(part.weights.values())) if by_function else None,
+            role=role,
+            members=members,
+        )
 
     @property
     def oldest_version(self) -> int | None:
@@ -169,37 +180,22 @@ class Group:
 
         With rewards for each role: whether no role has a signal.
         """
-        if self.component_of(settings) != "rl":
-            return False
-        if parts := self.by_role():
-            return all(part.is_dead(settings) for part in parts.values())
-        if settings.credit == "turn":
-            turns_G = self.turn_advantages(settings)
-            return self.has_too_few(settings) or not any(np.nan_to_num(turns).any() for turns in turns_G)
-        return is_dead(self.values(settings.advantage), settings.min_group_fraction, **_kind(settings))
+        return not has_signal(self.siblings(settings), settings)
 
     def component_of(self, settings: BatchSettings) -> str:
-        """The part of the loss that trains the group under these settings."""
-        return self.component or settings.component
-
-    def has_too_few(self, settings: BatchSettings) -> bool:
-        """Whether too few rewards of the group are known, so that it is never trained on."""
-        distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(1.0, len(self.rollouts) + 1))  # only the number
-        return is_dead(distinct, settings.min_group_fraction, **_kind(settings))
-
-    def turn_advantages(self, settings: BatchSettings) -> list[np.ndarray]:
-        """One array [turns] per rollout: the discounted rewards from each turn on, compared with those of siblings."""
-        turn_rewards = []
-        for rollout in self.rollouts:
-            rewards = np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
-            rewards[-1:] += rollout.reward
-            turn_rewards.append(rewards)
-        return turn_advantages(turn_rewards, settings.gamma, choice=settings.advantage)
-
-
-def _kind(settings: BatchSettings) -> dict[str, bool]:
-    """How ``is_dead`` judges the values of these settings' advantage."""
-    return {"baseline": settings.advantage != "none", "supplied": settings.advantage == "environment"}
+        """The part of the loss that trains the group under these settings. *Raises* ConfigError if none can."""
+        component = self.component or settings.component
+        if component == "rl" != settings.component:
+            raise ConfigError(
+                f"the group of example {self.example_id} has the component 'rl', and the loss {settings.loss!r} reads "
+                "no rewards: set a loss that does, such as loss='cispo', and the component of each other group"
+            )
+        if component == "ref_kl" and settings.teacher is None:
+            raise ConfigError(
+                f"the group of example {self.example_id} has the component 'ref_kl', and there is no teacher to be "
+                "near to: set teacher"
+            )
+        return component
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +231,14 @@ class TrainBatch:
 def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings, world: int = 1) -> TrainBatch:
     """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics alone.
 
+    The length rules hold for every source: they are applied here, again to groups that came with them applied.
+
     With ``updates_per_batch`` above 1, ``updates`` has that many parts, and the batch the rows of all of them.
     """
+    groups, discarded = ([group.limited(settings) for group in part] for part in (groups, discarded))
     credited = [
-        _Credited(group, list(credit), _samples_of(group, credit, settings))
-        for group, credit in zip(groups, _credit(groups, settings), strict=True)
+        _Credited(group, advantages, _samples_of(group, advantages, settings))
+        for group, advantages in _credit(groups, settings)
     ]
     if settings.updates_per_batch == 1:
         return _step(credited, discarded, settings, world)
@@ -255,8 +254,8 @@ class _Credited:
     """Rollouts of a group with their credit and samples, all of them or some."""
 
     group: Group
-    credit: list[Any]
-    """The advantage of each rollout: one number, or an array [turns]."""
+    credit: list[Advantages]
+    """The advantages of each rollout."""
     samples: list[RolloutSamples]
     first: int = 0
     """Number of the first of them in the whole group."""
@@ -280,7 +279,7 @@ def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credit
     return parts
 
 
-def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) -> list[RolloutSamples]:
+def _samples_of(group: Group, credit: Sequence[Advantages], settings: BatchSettings) -> list[RolloutSamples]:
     component = group.component_of(settings)
 
     def samples_of(turns: Sequence[Turn], advantage: float | Sequence[float], number: int) -> RolloutSamples:
@@ -298,23 +297,13 @@ def _samples_of(group: Group, credit: Sequence[Any], settings: BatchSettings) ->
         )
 
     return [
-        joined(
-            [
-                samples_of(rollout.of_role(role).turns, _of_role(advantage, rollout, role), number)
-                for role in rollout.role_rewards
-            ]
-        )
-        if rollout.role_rewards
-        else samples_of(rollout.turns, advantage, number)
-        for number, (rollout, advantage) in enumerate(zip(group.rollouts, credit, strict=True))
+        joined([samples_of(_turns_of(rollout, role), part, number) for role, part in advantages.items()])
+        for number, (rollout, advantages) in enumerate(zip(group.rollouts, credit, strict=True))
     ]
 
 
-def _of_role(advantage: Any, rollout: Rollout, role: str) -> Any:
-    """The part of a rollout's credit that belongs to the turns of a role."""
-    if np.ndim(advantage) == 0:
-        return advantage
-    return [value for turn, value in zip(rollout.turns, advantage, strict=True) if turn.role == role]
+def _turns_of(rollout: Rollout, role: str) -> Sequence[Turn]:
+    return rollout.of_role(role).turns if role else rollout.turns
 
 
 def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings, world: int) -> TrainBatch:
@@ -340,7 +329,10 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         "packing/fill": fill(rows_R, max_tokens),
         "packing/shared": shared(rows_R, samples, weights.weights),
     }
-    advantages_G = [np.array([_mean_credit(one) for one in rollouts.credit]) for rollouts in credited]
+    advantages_G = [
+        np.array([_mean_advantage(*pair) for pair in zip(part.group.rollouts, part.credit, strict=True)])
+        for part in credited
+    ]
     return TrainBatch(
         rows_R,
         tuple(groups),
@@ -354,74 +346,29 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
     )
 
 
-def _mean_credit(credit: float | Sequence[float] | np.ndarray) -> float:
-    """The mean advantage over the turns that have one; NaN without any."""
-    known = np.asarray(credit)[~np.isnan(credit)]
+def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[tuple[Group, list[Advantages]]]:
+    """Each group with the advantages of its rollouts."""
+    siblings_G = [group.siblings(settings) for group in groups]
+    credited = iter(credit([siblings for parts in siblings_G for siblings in parts], settings))
+    pairs = []
+    for group, parts in zip(groups, siblings_G, strict=True):
+        advantages: list[Advantages] = [{} for _ in group.rollouts]
+        for part in parts:
+            for number, value in zip(part.members or range(len(group.rollouts)), next(credited), strict=True):
+                advantages[number][part.role] = value
+        pairs.append((group, [given or {"": math.nan} for given in advantages]))
+    return pairs
+
+
+def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
+    """The mean over the turns that have an advantage; NaN without any."""
+    if rollout.role_rewards:
+        parts = [np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()]
+        values = np.concatenate(parts)
+    else:
+        values = np.atleast_1d(advantages[""])
+    known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan
-
-
-def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
-    """Per group the advantage of each rollout: one number, or an array [turns]; NaN = not trained.
-
-    Negative ones are multiplied by ``negative_advantage_weight``. A component that reads no reward trains every
-    rollout that did not fail, with an advantage of 1.
-    """
-    rewarded = [group for group in groups if group.component_of(settings) == "rl"]
-    credit_G, weight = _unweighted_credit(rewarded, settings), settings.negative_advantage_weight
-    if weight != 1:
-        credit_G = [[np.where(np.less(one, 0), np.multiply(one, weight), one) for one in credit] for credit in credit_G]
-    left = iter(credit_G)
-    return [
-        next(left)
-        if group.component_of(settings) == "rl"
-        else [1.0 if rollout.error is None else math.nan for rollout in group.rollouts]
-        for group in groups
-    ]
-
-
-def _unweighted_credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
-    """Per group the advantage of each rollout; one for each turn where roles have rewards of their own.
-
-    The rewards of a role are compared with those of the same role in the sibling rollouts alone.
-    """
-    parts_G = [group.by_role() for group in groups]
-    compared = [part for group, parts in zip(groups, parts_G, strict=True) for part in parts.values() or [group]]
-    left = iter(_credit_of_compared(compared, settings))
-    return [
-        _turn_credit(group, {role: next(left) for role in parts}) if parts else next(left)
-        for group, parts in zip(groups, parts_G, strict=True)
-    ]
-
-
-def _turn_credit(group: Group, credit_of_role: Mapping[str, Sequence[Any]]) -> list[np.ndarray]:
-    """One array [turns] per rollout, each turn with the advantage of its role in this rollout."""
-    left = {role: iter(credit) for role, credit in credit_of_role.items()}
-    turn_credit = []
-    for rollout in group.rollouts:
-        credit = np.full(len(rollout.turns), np.nan)
-        for role in rollout.role_rewards:
-            credit[[turn.role == role for turn in rollout.turns]] = next(left[role])
-        turn_credit.append(credit)
-    return turn_credit
-
-
-def _credit_of_compared(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
-    keep_dead = settings.zero_variance == "keep"
-    if settings.credit == "turn":
-        left_out = [group.has_too_few(settings) if keep_dead else group.is_dead(settings) for group in groups]
-        return [
-            [np.nan] * len(group.rollouts) if out else group.turn_advantages(settings)
-            for group, out in zip(groups, left_out, strict=True)
-        ]
-    by_function = settings.advantage == "gdpo"
-    return compute_advantages(  # type: ignore[return-value]
-        settings.advantage,
-        [group.values(settings.advantage) for group in groups],
-        lengths_G=[np.array([rollout.num_sampled for rollout in group.rollouts], np.float64) for group in groups],
-        min_group_fraction=settings.min_group_fraction,
-        keep_dead=keep_dead,
-        weights_G=[np.array(list(group.weights.values())) for group in groups] if by_function else None,
-    )
 
 
 # --- statistics -------------------------------------------------------------------------------------------------

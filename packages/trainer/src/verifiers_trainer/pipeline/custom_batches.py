@@ -219,6 +219,7 @@ class CustomRollouts:
             settings = copy.copy(self.config)
             settings.__dict__["rollouts_per_example"] = largest
             batch = build(groups, [], settings, settings.world_size)
+            groups = list(batch.groups)  # under the length rules
             is_step = bool(batch.num_tokens) or self.config.zero_variance == "keep"
             if batch.num_tokens and any(not group.is_dead(settings) for group in groups):
                 self._signal.note_batch(groups)

@@ -37,13 +37,13 @@ from verifiers.rollouts.turn import Turn
 from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
 from verifiers.types import Messages
+from verifiers_trainer.algorithm.advantages import minus
 from verifiers_trainer.algorithm.batch import (
     Group,
     TrainBatch,
     apply_length_rules,
     build,
     reward_histogram,
-    rollout_stats,
 )
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
 from verifiers_trainer.pipeline.health import Unscored
@@ -85,7 +85,7 @@ def read_groups(dataset: object, tokenizer: PreTrainedTokenizerBase, config: RLC
         pairs = _from_results(results, tokenizer, config) if isinstance(results, GenerateOutputs) else None
         for prompt, record in pairs if pairs is not None else _from_columns(results, tokenizer):
             key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
-            siblings.setdefault(key, []).append(record)
+            siblings.setdefault(key, []).append(apply_length_rules(record, config))
     if not siblings:
         raise DatasetError("the dataset of finished rollouts is empty: nothing to train on")
     groups = list(siblings.values())
@@ -156,7 +156,7 @@ def _from_results(
         )
     states = results["states"] if "states" in results else [output_to_state(output) for output in results.outputs]
     for state in states:
-        record = apply_length_rules(state.rollout(), config)
+        record = state.rollout()
         turns = tuple(_of_another_run(turn, imitates) for turn in record.turns) or _tokenised(
             state["prompt"], state["completion"], tokenizer, state["tool_defs"]
         )
@@ -230,29 +230,32 @@ def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
 class OfflineRollouts:
     """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``PipelineThread``'s methods.
 
-    Where fewer than half of the groups have two known rewards, the baseline is the mean of the dataset.
+    If fewer than half of the groups have two known rewards, the baseline is the mean of the dataset. Raises
+    ``ConfigError`` if the advantage needs siblings then.
     """
 
     def __init__(self, groups: Sequence[Group], config: RLConfig):
         self.groups, self.state, self.version = list(groups), PipelineState(), 0
         self.config = config.private_copy()
         self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
-        self._mean: float | None = None
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
         if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
-            self._mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
-            self.config.__dict__.update(advantage="none", credit="rollout")
+            if config.advantage == "best":
+                raise ConfigError(
+                    f"advantage='best' trains the best of siblings, and {paired} of {len(self.groups)} prompts have "
+                    "two rollouts with known rewards: select rollouts by loss='sft' and min_reward"
+                )
+            mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
+            self.config.__dict__.update(advantage=minus(mean), credit="rollout")
             log.warning(
                 "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of the dataset, %.4g",
                 paired,
                 len(self.groups),
-                self._mean,
+                mean,
             )
-        self._as_read = {id(r.transcript): r for group in self.groups for r in group.rollouts}
-        """The rollouts with their rewards as they came; a centred copy shares the transcript."""
         rewards = np.concatenate([group.rewards for group in self.groups])
         differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
-        live = [group for group in map(self._centre, self.groups) if not group.is_dead(self.config)]
+        live = [group for group in self.groups if not group.is_dead(self.config)]
         self._live = live if differ or config.component != "rl" else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -276,11 +279,6 @@ class OfflineRollouts:
             for ids in (ids for turn in rollout.turns for ids in (turn.prompt_ids, turn.completion_ids)):
                 hashed.update(np.asarray(ids, np.int32).tobytes() + b"|")
         return hashed.hexdigest()[:16]
-
-    def _centre(self, group: Group) -> Group:
-        if self._mean is None:
-            return group
-        return replace(group, rollouts=tuple(replace(r, reward=r.reward - self._mean) for r in group.rollouts))
 
     def _pass(self, number: int) -> list[list[Group]]:
         order = list(self._live)
@@ -318,13 +316,10 @@ class OfflineRollouts:
         )
 
     def _numbered(self, batch: TrainBatch, number: int, position: int) -> TrainBatch:
-        """The batch with the original rewards, and groups numbered by progress through the data."""
+        """The batch with groups numbered by progress through the data."""
         last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
-        groups = tuple(
-            replace(group, index=last_index, rollouts=tuple(self._as_read[id(r.transcript)] for r in group.rollouts))
-            for group in batch.groups
-        )
-        stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
+        groups = tuple(replace(group, index=last_index) for group in batch.groups)
+        stats = batch.stats | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
         stats |= {"batch/fill": 1.0, "time/pack": 0.0, "time/wait_generation": 0.0}
         updates = tuple(self._numbered(update, number, position) for update in batch.updates)

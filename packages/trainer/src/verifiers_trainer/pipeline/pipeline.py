@@ -45,7 +45,7 @@ from verifiers.runs.runner import (
     generate_and_score,
     generate_group,
 )
-from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
@@ -344,8 +344,8 @@ class Pipeline:
             weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
-            rollouts = tuple(apply_length_rules(state.rollout(), self.config) for state in states)
-            self._collect(Group(index, example.example_id, rollouts, member_of(self.env, example.row), dict(weights)))
+            rollouts, member = tuple(state.rollout() for state in states), member_of(self.env, example.row)
+            self._collect(Group(index, example.example_id, rollouts, member, dict(weights)).limited(self.config))
         except asyncio.CancelledError as error:
             if self.closing:
                 raise

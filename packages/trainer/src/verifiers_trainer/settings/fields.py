@@ -390,7 +390,8 @@ class RLFields(TrainingArguments):
     0 = only ``ddp_timeout`` bounds the wait."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
     """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their tokens count in the
-    denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO."""
+    denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO. With
+    advantage="best" a kept group has no best: it fills its place in the batch, and nothing of it is trained."""
     oversample: Annotated[float, Between(1.0, 1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for one step."""
     min_group_fraction: Annotated[float, Between(1e-9, 1.0)] = 0.75

@@ -41,6 +41,7 @@ class TinkerConfig:
 
     component: ClassVar[str] = "rl"
     """The service has policy-gradient losses only."""
+    teacher: ClassVar[str | None] = None
     model: str = ""
     """Base model, by its name at the service."""
     base_url: str | None = None
