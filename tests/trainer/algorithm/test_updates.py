@@ -1,22 +1,28 @@
 """A batch that is divided among several optimizer steps: what each is trained on, against updates made by hand."""
 
 import copy
+import itertools
 import json
+import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import TrainerCallback
 
 from support.pipeline import pipeline_config
-from support.training import metrics_of, run, small_config, small_policy, small_trainer, weights_hash
+from support.training import metrics_of, run, small_config, small_policy, small_trainer, toy_env, weights_hash
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.advantages import compute_advantages
 from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.run.step import Step
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -320,12 +326,70 @@ def test_finished_rollouts_are_divided_too_and_keep_their_rewards(tmp_path):
 
 def test_the_wait_for_a_batch_is_compared_with_the_time_of_all_its_steps(tmp_path):
     trainer = small_trainer(tmp_path, updates_per_batch=4, max_steps=8)
-    recorder = trainer.recorder
-    recorder.batch, recorder.numbers = build(groups_of(1), [], pipeline_config()), {}
+    recorder, batch = trainer.recorder, build(groups_of(1), [], pipeline_config())
     alarms = []
     for step in range(1, 9):
         waited = 0.0 if (step - 1) % 4 else 5.0 if step == 1 else 50.0
-        recorder.numbers = {"time/wait_generation": waited, "time/step": waited + 1.0}
-        recorder._warn(step)
-        alarms.append("alarm/waiting" in recorder.numbers)
+        numbers = {"time/wait_generation": waited, "time/step": waited + 1.0}
+        now = Step(batch, [], RatioMeter(step), numbers=numbers)
+        recorder.warn(step, now)
+        alarms.append("alarm/waiting" in now.numbers)
     assert alarms == [False] * 7 + [True]  # 5 s of 9, then 50 of 54; of the first step alone both are above 80 %
+
+
+# --- an update without a trained token --------------------------------------------------------------------------
+
+
+class HalfEqual(RLTrainer):
+    """Each batch has a group with a signal and one of equal rewards, in whichever order ``lively`` says."""
+
+    lively = (0, 1)
+
+    def get_batch(self, step):
+        order = np.roll([0, 1], self.lively[step % 2])
+        made = [groups_of(1)[0], Group(1, 1, tuple(rollout(1.0) for _ in range(4)))]
+        return [made[n] for n in order]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd"])
+def test_an_update_without_a_trained_token_moves_nothing(tmp_path, optimizer):
+    """Momentum and weight decay would; the schedule and the number of the policy go on."""
+    settings = {"updates_per_batch": 2, "advantage": "best", "zero_variance": "keep", "loss": "reinforce"}
+    settings |= {"optim": optimizer, "weight_decay": 0.1, "lr_scheduler_type": "linear", "learning_rate": 0.01}
+    settings |= {"optim_args": "momentum=0.9"} if optimizer == "sgd" else {}
+    config = small_config(tmp_path, max_steps=4, **settings)
+    trainer = HalfEqual(small_policy(), toy_env(), config, build_tiny_tokenizer())
+    trainer.checks_sampler = False
+    hashes, rates = [weights_hash(trainer.model)], []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            hashes.append(weights_hash(trainer.model))
+            rates.append(trainer.last_step["learning_rate"])
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    trained = [row["tokens/trained"] > 0 for row in metrics_of(tmp_path)]
+    assert trained == [True, False, False, True]
+    assert [before != after for before, after in itertools.pairwise(hashes)] == trained
+    assert np.diff(rates) == pytest.approx([-0.0025] * 3)
+    assert [row["grad_norm"] > 0 for row in metrics_of(tmp_path)] == trained
+
+
+def test_counts_of_groups_and_alarms_are_of_the_whole_batch(tmp_path):
+    """A part of a group, with one rollout, is no group without a signal; nor is a part with an error a bad batch."""
+    batch = build(groups_of(1), [], pipeline_config(updates_per_batch=4))
+    assert batch.stats["groups/live"] == 1
+    assert [step.stats["groups/live"] for step in batch.steps] == [1, 0, 0, 0]
+    assert [step.stats["groups/dead"] for step in batch.steps] == [0, 0, 0, 0]
+    failed = replace(rollout(math.nan), error="ModelError: gone")
+    many = [Group(n, n, (*(rollout(float(m % 2)) for m in range(5)), *[failed] * (n == 0))) for n in range(2)]
+    trainer = small_trainer(tmp_path, updates_per_batch=2, max_steps=4)
+    whole = build(many, [], pipeline_config(updates_per_batch=2))
+    parts = [replace(part, stats={**whole.stats, **part.stats}, part_of=whole) for part in whole.steps]
+    assert parts[0].stats["rollouts/errors"] / parts[0].stats["rollouts/generated"] > 0.1  # negative control
+    for number, part in enumerate(parts, start=1):
+        numbers = {"time/step": 1.0, "time/wait_generation": 0.0}
+        step = Step(part, [], RatioMeter(0), numbers=numbers)
+        trainer.recorder.warn(number, step)
+        assert not [name for name in step.numbers if name.startswith("alarm/") and name != "alarm/fill"]

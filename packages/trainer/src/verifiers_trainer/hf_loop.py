@@ -1,17 +1,16 @@
-"""``HFLoop``: transformers' training loop with five abstract methods for what reinforcement learning changes.
+"""``HFLoop``: transformers' training loop with four abstract methods for what reinforcement learning changes.
 
 This module holds every private name of transformers and accelerate that the trainer uses; it does not depend on
-rollouts. A subclass defines five methods and overrides some of transformers' public ones
-(``get_train_dataloader``, ``training_step``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``)::
+rollouts. A subclass defines four methods and overrides some of transformers' public ones
+(``get_train_dataloader``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``)::
 
     begin()              before the first batch, after model, optimizer and checkpoint are loaded
-    weight_update()      a context manager around ``optimizer.step()``
-    finish_step()        after each optimizer step, once ``state.global_step`` is incremented
+    step(model, batch)   one optimizer step, as a generator that stops where the loop does its part of it
     run_evaluation()     -> the metrics of an evaluation that ``eval_strategy`` triggers
     save_checkpoint()    write the checkpoint of the present step
 
 One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches has no length;
-"epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``finish_step`` counts in
+"epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``step`` counts in
 ``state.epoch``.
 """
 
@@ -20,8 +19,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +66,10 @@ DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should
 
 
 class Steps(TrainerCallback):
-    """Calls the loop's methods in the order of a step, and triggers "epoch" strategies at the end of a pass."""
+    """Continues the loop's ``step`` where it stopped, and triggers "epoch" strategies at the end of a pass."""
 
     def __init__(self, loop: HFLoop):
         self.loop = loop
-        self.update = ExitStack()
-        """Holds the ``weight_update`` of the present step; entered by ``train``, so that an error exits it too."""
         self._passes = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -80,18 +77,15 @@ class Steps(TrainerCallback):
         state.compute_steps(args, state.max_steps)  # a resumed state holds the intervals of the earlier run
         self.loop.begin()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.update.enter_context(self.loop.weight_update())
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        next(self.loop.running)
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.update.close()
+    def on_optimizer_step(self, *_: object, **__: object) -> None:
+        self.loop.accelerator.gradient_state._set_sync_gradients(True)  # the schedule continues, whatever was withheld
+        next(self.loop.running)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> Any:
-        self.loop.finish_step()
+        next(self.loop.running, None)
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
             control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
@@ -109,6 +103,8 @@ class HFLoop(Trainer):
     lr_scheduler: Any
     splits: bool = False
     """Whether the model is split over the processes during training."""
+    running: Generator[Tensor]
+    """The present ``step``."""
     grad_norm: float = 0.0
     """Gradient norm of the newest step, before clipping."""
     is_complete: bool = False
@@ -129,12 +125,12 @@ class HFLoop(Trainer):
         """Prepare the first batch; called after model, optimizer and checkpoint are loaded."""
         raise NotImplementedError
 
-    def weight_update(self) -> AbstractContextManager[Any]:
-        """Return the context manager to enter around ``optimizer.step()``."""
-        raise NotImplementedError
+    def step(self, model: torch.nn.Module, batch: Any) -> Generator[Tensor]:
+        """One optimizer step. Yields the loss three times, for the loop to do its part in the meantime:
 
-    def finish_step(self) -> None:
-        """Finish a step; called after the weight update, once ``state.global_step`` is incremented."""
+        clip the gradients of the backward passes; ``optimizer.step()``; step the scheduler and count the step in
+        ``state.global_step``.
+        """
         raise NotImplementedError
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
@@ -181,8 +177,11 @@ class HFLoop(Trainer):
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
             self._earlier_engine = deepspeed.detach_engine(self.accelerator)
-        with self._steps.update:
+        try:
             return super().train(*args, **keywords)
+        finally:  # an error leaves a step amid it: leave its contexts
+            if "running" in self.__dict__:
+                self.running.close()
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Any:
         is_new = self.optimizer is None
@@ -201,16 +200,26 @@ class HFLoop(Trainer):
             self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
         return prepared
 
+    def withhold_update(self) -> None:
+        """Make the optimizer's step of the present ``step``, which has no gradients, change nothing."""
+        self.accelerator.gradient_state._set_sync_gradients(False)
+
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        if not self.accelerator.sync_gradients:
+            return 0.0
         norm = super()._clip_grad_norm(model)
         return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm) if self.accelerator.sync_gradients else 0.0
         self.grad_norm = math.nan if norm is None else float(norm)
         return norm
 
     # --- a step -------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        self.running = self.step(model, inputs)
+        return next(self.running)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, None]:
         batch = next(epoch_iterator, None)

@@ -4,11 +4,8 @@ One "batch" of the underlying loop is one optimizer step::
 
     begin()                         start the engine and the pipeline; rollouts are generated from here on
     batch = batches.next_batch()    rollouts -> groups -> advantages -> samples -> packed rows
-    for step in batch.steps:        one, or as many as the setting updates_per_batch
-        training_step(model, step)  for row: backward(loss(log-probs now, log-probs when sampled))
-        with weight_update():       pause sampling while the weights change
-            optimizer.step()        the embedded engine shares the weights, so none are sent
-        finish_step()               set the pipeline's policy version; write the step's metrics
+    for part in batch.steps:        one, or as many as the setting updates_per_batch
+        step(model, part)           one optimizer step, see there
 
 The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
 ``StepRecorder`` (metrics and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
@@ -24,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +57,7 @@ from verifiers_trainer.run.history import History
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
@@ -153,15 +151,11 @@ class RLTrainer(HFLoop):
             """Source of each step's batch during training; on rank 0 alone."""
             self.checks_sampler = True
             """Whether every step compares the log-probabilities of sampler and trainer."""
-            self._new_batch: TrainBatch | None = None
-            """The batch whose first step is to come."""
-            self._epoch = 0.0
-            """The present batch's; of the whole batch, since a part of it may hold no group."""
+            self.newest: Step | None = None
+            """The newest step."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
-            self._step_is_whole = True
-            """Whether the weights are those of ``global_step``: False while a step is being applied."""
             self._ends_on_every_rank = False
             """Whether the error that ends training is raised on every rank, so that all can save together."""
             self._push_error: WeightSyncError | None = None
@@ -194,7 +188,7 @@ class RLTrainer(HFLoop):
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
         self._resumed_from, self.is_complete = folder, False
-        self._step_is_whole, self._ends_on_every_rank, self._push_error = True, False, None
+        self.newest, self._ends_on_every_rank, self._push_error = None, False, None
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
@@ -233,7 +227,7 @@ class RLTrainer(HFLoop):
         reason = None
         if isinstance(error, NonFiniteLoss) and error.key in sanity_checks.OF_THE_WEIGHTS:
             reason = "the error says that its weights are bad"
-        elif not self._step_is_whole:
+        elif self.newest is not None and not self.newest.is_whole:
             reason = f"the weights of step {step + 1} were being set"
         elif self.ranks.world > 1 and not self._ends_on_every_rank:
             reason = "the error is of one process, and all write a checkpoint together"
@@ -298,12 +292,12 @@ class RLTrainer(HFLoop):
         batch took is the first step's.
         """
         while (batch := self._next_batch()) is not None:
-            self._new_batch, steps = batch, batch.steps
-            self._epoch = (max(group.index for group in batch.groups) + 1) / len(self.examples)
-            for number in range(self.state.global_step % self.args.steps_per_batch, self.args.steps_per_batch):
-                step, taken = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
-                place = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
-                yield replace(step, stats={**batch.stats, **step.stats, **taken, **place})
+            steps, per_batch = batch.steps, self.args.steps_per_batch
+            for number in range(self.state.global_step % per_batch, per_batch):
+                part, first_only = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
+                position = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
+                stats = {**batch.stats, **part.stats, **first_only, **position}
+                yield replace(part, stats=stats, part_of=batch)
 
     def _next_batch(self) -> TrainBatch | None:
         def next_batch() -> TrainBatch | None:
@@ -316,59 +310,73 @@ class RLTrainer(HFLoop):
             self._ends_on_every_rank = True
             raise
 
-    def training_step(  # type: ignore[override]
-        self, model: torch.nn.Module, inputs: TrainBatch, num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        """Forward and backward of every packed row; token weights make the sum one mean over the step."""
+    def step(self, model: torch.nn.Module, batch: TrainBatch) -> Generator[Tensor]:
+        """One optimizer step, from top to bottom; transformers' loop does what stands in brackets::
+
+            fix log-probabilities        those of the batch under its old policy and the reference, once
+            for row in rows:             a packed row of several samples
+                backward(loss(row))      the weights of tokens make the sum one mean over the step
+            compare with the sampler     on tokens of the present weights
+            [clip the gradients]
+            with weight_update():        sampling pauses while the weights change
+                [optimizer.step()]       the embedded engine shares the weights, so none are sent
+            [step the scheduler and count the step]
+            finish_step()                set the pipeline's policy version; write the metrics
+
+        Without a token that carries loss nothing is computed and the optimizer takes no step.
+        """
         started = time.perf_counter()
-        self.recorder.batch = inputs
-        self._annotate(self._new_batch or inputs)
-        self._new_batch = None
-        rows = inputs.rows_R[self.accelerator.process_index]
+        self.newest = step = self._new_step(batch)
+        if step.is_update:
+            loss = self._backward(model, step)
+        else:
+            loss = torch.zeros((), device=self.args.device)
+            self.withhold_update()
+        if self.ranks.world > 1:
+            step.meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
+        self._check_sampler(step.meter)
+        mean_loss = float(self.ranks.gather([float(loss)], "the loss of the step").mean())
+        seconds = time.perf_counter() - started
+        step.numbers |= {"loss": mean_loss, **step.meter.summary(), "time/train": seconds}
+        step.numbers["throughput/train_tokens_per_s"] = sum(row.num_tokens for row in step.rows) / seconds
+        yield loss
+        with self.weight_update():
+            yield loss
+        yield loss
+        self.finish_step()
+
+    def _new_step(self, batch: TrainBatch) -> Step:
+        """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the whole batch."""
+        rank, teacher = self.accelerator.process_index, self.training_run.whole_teacher
+        for part in batch.whole.steps:
+            rows = part.rows_R[rank]
+            needs_old = old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
+            if self.args.steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
+                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
+            reference = self.reference if teacher is None else None
+            old_logprobs.annotate(rows, self.args.device, old=self.model if needs_old else None, reference=reference)
+        bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
+        meter = RatioMeter(self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap))
+        return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
+
+    def _backward(self, model: torch.nn.Module, step: Step) -> Tensor:
+        """Forward and backward of every packed row; the summed loss."""
         if not model.training:  # a walk over all modules, in every step
             model.train()
-        if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
+        if (problem := sanity_checks.not_a_number(step.batch, step.rows)) is not None:
             raise self._non_finite(*problem)
-        meter = RatioMeter(
-            self.policy_version,
-            (self.args.mask_ratio_low, self.args.mask_ratio_high),
-            self.args.loss_parameters().get("ratio_cap", self.args.ratio_cap),
-        )
         total = torch.zeros((), device=self.args.device)
-        self.recorder.row_logprobs = []
-        for row in rows:
-            with self.gradients_exchanged(model, row is rows[-1]):
-                loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
+        for row in step.rows:
+            with self.gradients_exchanged(model, row is step.rows[-1]):
+                loss, out = self.compute_loss(model, row, return_outputs=True, meter=step.meter)
                 if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
                     is_finite = bool(torch.isfinite(out.logprobs).all())
                     raise self._non_finite("loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row])
                 self.accelerator.backward(loss)
             total += loss.detach()
-            if self.recorder.keeps_tokens:
-                self.recorder.row_logprobs.append(out.logprobs.detach())
-        if self.ranks.world > 1:
-            meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
-        self._check_sampler(meter)
-        mean_loss = float(self.ranks.gather([float(total)], "the loss of the step").mean())
-        seconds = time.perf_counter() - started
-        self.recorder.numbers = {
-            "loss": mean_loss,
-            **meter.summary(),
-            "time/train": seconds,
-            "throughput/train_tokens_per_s": sum(row.num_tokens for row in rows) / seconds,
-        }
+            if step.keeps_tokens:
+                step.row_logprobs.append(out.logprobs.detach())
         return total
-
-    def _annotate(self, batch: TrainBatch) -> None:
-        """Store in the rows of all steps of a batch the log-probabilities that stay fixed during them."""
-        for step in batch.steps:
-            rows = step.rows_R[self.accelerator.process_index]
-            needs_old = old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
-            if self.args.steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
-                needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
-            old = self.model if needs_old else None
-            reference = self.reference if self.training_run.whole_teacher is None else None
-            old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -391,35 +399,37 @@ class RLTrainer(HFLoop):
     @contextmanager
     def weight_update(self) -> Iterator[None]:
         """Context around ``optimizer.step()``: check the gradient norm, pause the engine, push the weights."""
+        assert self.newest is not None
+        step = self.newest
         if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
-            assert self.batch is not None
-            raise self._non_finite("gradient norm", self.batch.rows_R[self.accelerator.process_index])
-        self.recorder.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
+            raise self._non_finite("gradient norm", step.rows)
+        step.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
         if self.batches is not None and self.args.deterministic:
             self.batches.settle()
-        self._check_next_batch()
+        self._check_next_batch(step)
         times: dict[str, float] = {}
         try:
             with self.server.weight_update(self.policy_version + 1) as times:
-                self._step_is_whole = False
+                step.is_whole = False
                 yield
         except WeightSyncError as error:  # the step itself is taken: it is finished and saved, then the error raised
             self._push_error = self._push_error or error
-        self.recorder.numbers |= times
+        step.numbers |= times
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
-        assert self.batch is not None
-        self._step_is_whole = True
+        assert self.newest is not None
+        step = self.newest
+        step.is_whole = True
         if self._push_error is not None:
             self.control.should_training_stop = self.control.should_save = True
             self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.state.epoch = self._epoch
+        self.state.epoch = (max(group.index for group in step.batch.whole.groups) + 1) / len(self.examples)
         if self.batches is not None:
             self.batches.set_version(self.policy_version, self.server.version)
-            self.recorder.finish_step(self.state.global_step)
+            self.recorder.finish_step(self.state.global_step, step)
 
     def _check_sampler(self, meter: RatioMeter) -> None:
         """Compare sampler and trainer log-probabilities, on the step's tokens of the present weights, if any.
@@ -432,13 +442,13 @@ class RLTrainer(HFLoop):
         on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
         sanity_checks.test_ratio(meter, self.args, dtype, on_server)
 
-    def _check_next_batch(self) -> None:
+    def _check_next_batch(self, step: Step) -> None:
         """Compare on a rollout of the next batch, where older weights sampled every one of this step's.
 
         Costs a forward pass over one rollout, on rank 0. Not for a split policy, whose ranks compute together.
         """
         meter = RatioMeter(self.policy_version)
-        compared = not math.isnan(self.recorder.numbers["sampler/log_ratio_abs"])
+        compared = not math.isnan(step.numbers["sampler/log_ratio_abs"])
         if not self.checks_sampler or compared or self.batches is None or self.splits:
             return
         for packed in sanity_checks.sampled_whole(self.batches.snapshot().ready, self.policy_version, self.args):
@@ -448,7 +458,7 @@ class RLTrainer(HFLoop):
             meter.add(logprobs, row["sampler_logprobs"], None, row)
         self._check_sampler(meter)
         summary = meter.summary()
-        self.recorder.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
+        step.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
@@ -668,12 +678,12 @@ class RLTrainer(HFLoop):
     @property
     def batch(self) -> TrainBatch | None:
         """The batch of the newest step."""
-        return self.recorder.batch
+        return self.newest.batch if self.newest else None
 
     @property
     def last_step(self) -> dict[str, Any]:
         """The metrics of the newest step, as in ``metrics.jsonl``."""
-        return self.recorder.last_step
+        return self.newest.metrics if self.newest else {}
 
     @property
     def history(self) -> History:

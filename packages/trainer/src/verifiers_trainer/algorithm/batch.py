@@ -212,7 +212,8 @@ class TrainBatch:
     """Tokens that carry loss, over all ranks."""
     updates: tuple[TrainBatch, ...] = ()
     """The parts that one optimizer step each is taken on, in their order; empty where the batch is one step."""
-
+    part_of: TrainBatch | None = None
+    """The batch that this is one update of."""
     discarded: tuple[Group, ...] = ()
     """Groups without a learning signal, which count in the statistics alone."""
     samples_G: tuple[tuple[RolloutSamples, ...], ...] = ()
@@ -221,6 +222,11 @@ class TrainBatch:
     """float64 [T] of each sample, in the order of ``samples_G``; on rank 0 alone."""
     first_G: tuple[int, ...] = ()
     """Number of each group's first rollout: above 0 where several updates divide a group; on rank 0 alone."""
+
+    @property
+    def whole(self) -> TrainBatch:
+        """The batch, of which this may be a part."""
+        return self.part_of or self
 
     @property
     def steps(self) -> tuple[TrainBatch, ...]:
@@ -237,14 +243,14 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
     """
     groups, discarded = ([group.limited(settings) for group in part] for part in (groups, discarded))
     credited = [
-        _Credited(group, advantages, _samples_of(group, advantages, settings))
+        _Credited(group, advantages, _samples_of(group, advantages, settings), group.is_dead(settings))
         for group, advantages in _credit(groups, settings)
     ]
+    whole = _step(credited, discarded, settings, world)
     if settings.updates_per_batch == 1:
-        return _step(credited, discarded, settings, world)
+        return whole
     parts = _divided(credited, settings.updates_per_batch)
     updates = tuple(_step(part, discarded[number :: len(parts)], settings, world) for number, part in enumerate(parts))
-    whole = _step(credited, discarded, settings, world)
     rows_R = [[row for update in updates for row in update.rows_R[rank]] for rank in range(world)]
     return replace(whole, rows_R=rows_R, updates=updates)
 
@@ -257,13 +263,15 @@ class _Credited:
     credit: list[Advantages]
     """The advantages of each rollout."""
     samples: list[RolloutSamples]
+    is_dead: bool
+    """Whether the whole group has no signal."""
     first: int = 0
     """Number of the first of them in the whole group."""
 
     def part(self, start: int, end: int) -> _Credited:
         """The rollouts from ``start`` to before ``end``."""
         group = replace(self.group, rollouts=self.group.rollouts[start:end])
-        return _Credited(group, self.credit[start:end], self.samples[start:end], self.first + start)
+        return _Credited(group, self.credit[start:end], self.samples[start:end], self.is_dead, self.first + start)
 
 
 def _divided(credited: Sequence[_Credited], num_parts: int) -> list[list[_Credited]]:
@@ -322,7 +330,8 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
         packing=settings.packing,
         share_prompts=settings.share_prompts,
     )
-    stats = rollout_stats([*groups, *discarded]) | _sample_stats(by_rollout) | group_stats(groups, discarded, settings)
+    stats = rollout_stats([*groups, *discarded]) | _sample_stats(by_rollout)
+    stats |= _group_stats([part for part in credited if not part.first], discarded, settings)
     stats |= {
         "tokens/trained": weights.num_tokens,
         "packing/rows": sum(len(rows) for rows in rows_R),
@@ -430,11 +439,13 @@ def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
     }
 
 
-def group_stats(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings) -> dict[str, float]:
-    """How many groups have a signal and how many have none."""
-    dead = sum(group.is_dead(settings) for group in [*groups, *discarded])
+def _group_stats(
+    credited: Sequence[_Credited], discarded: Sequence[Group], settings: BatchSettings
+) -> dict[str, float]:
+    """How many groups have a signal and how many have none; one that several updates divide counts in the first."""
+    dead = sum(part.is_dead for part in credited) + sum(group.is_dead(settings) for group in discarded)
     return {
-        "groups/live": len(groups) + len(discarded) - dead,
+        "groups/live": len(credited) + len(discarded) - dead,
         "groups/dead": dead,
         "groups/backfilled": len(discarded),
     }

@@ -23,9 +23,12 @@ def annotate(
     rows: list[PackedRow], device: torch.device | str, *, old: Forward | None = None, reference: Forward | None = None
 ) -> None:
     """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in place in the list."""
-    if old is None and reference is None:
-        return
     for index, row in enumerate(rows):
+        is_known = (old is None or row.old_logprobs is not None) and (
+            reference is None or row.reference_logprobs is not None
+        )
+        if is_known:
+            continue
         arguments = forward_arguments(row.to_tensors(device))
         computed = {}
         with torch.no_grad():

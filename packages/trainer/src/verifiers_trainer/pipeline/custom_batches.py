@@ -219,14 +219,10 @@ class CustomRollouts:
             settings = copy.copy(self.config)
             settings.__dict__["rollouts_per_example"] = largest
             batch = build(groups, [], settings, settings.world_size)
-            groups = list(batch.groups)  # under the length rules
-            is_step = bool(batch.num_tokens) or self.config.zero_variance == "keep"
-            if batch.num_tokens and any(not group.is_dead(settings) for group in groups):
-                self._signal.note_batch(groups)
-            else:
-                numbers = self._signal.note_nothing(groups)
-                if not is_step and self._record_dropped is not None:
-                    self._record_dropped(self.version + 1, groups, numbers)
+            is_step, numbers = self._signal.note(batch)
+            if not is_step and self._record_dropped is not None:
+                self._record_dropped(self.version + 1, batch.groups, numbers)
+            if numbers:
                 self._signal.is_solved()
             if is_step:
                 self.state.delivered += 1

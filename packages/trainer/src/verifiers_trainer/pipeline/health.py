@@ -10,14 +10,14 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
-from verifiers_trainer.algorithm.batch import Group, reward_histogram
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, reward_histogram
 from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.settings.config import RLConfig
 
@@ -121,6 +121,16 @@ class SignalMeter:
         self._finding = ""
         self._trains_own_rewards = config.credit == "turn" and config.gamma == 0
         """Whether a turn is trained by its own reward alone, and none has been looked for yet."""
+
+    def note(self, batch: TrainBatch) -> tuple[bool, Mapping[str, float]]:
+        """Count a batch; whether it is trained on, and its numbers for ``metrics.jsonl`` if it has no signal."""
+        is_step = batch.num_tokens > 0 or (self._keeps and bool(batch.groups))
+        groups, numbers = [*batch.groups, *batch.discarded], {}
+        if batch.num_tokens and any(not group.is_dead(self.config) for group in batch.groups):
+            self.note_batch(groups)
+        elif groups:
+            numbers = self.note_nothing(groups)
+        return is_step, numbers
 
     def note_batch(self, groups: Sequence[Group]) -> None:
         """Count a batch with a learning signal: the streak ends."""

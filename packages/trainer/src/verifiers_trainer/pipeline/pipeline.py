@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 
@@ -62,28 +61,6 @@ CANCEL_S = 20.0
 """Seconds that cancelled rollouts may take to end."""
 
 
-class GroupState(Enum):
-    """The life cycle of a group, from its index in the schedule to a batch; each arrow is a method of ``Pipeline``::
-
-        PENDING ──_begin──► RUNNING ──_collect──► READY ──_take──────► USED
-           │                                        │ └──_drop_stale─► STALE
-           │                                        │
-           └──_next_index──► SKIPPED                └ (no signal) DISCARDED ──_count_discarded──► USED
-
-    A checkpoint saves READY and DISCARDED groups; RUNNING ones are PENDING again after resuming. One that an error
-    forces between the optimizer steps of a batch saves the batch's groups too: the same batch is built again, and
-    trained from the next of its steps.
-    """
-
-    PENDING = "not started: its index is not reached, or in ``state.requeue`` of a resumed run"
-    RUNNING = "its rollouts are being generated and scored; in ``running``"
-    READY = "finished, with a learning signal, not yet in a batch; in ``state.ready``"
-    DISCARDED = "finished without a learning signal, until a batch counts it; in ``state.discarded``"
-    SKIPPED = "not started, because its example is solved (``skip_solved``); in ``state.skipped`` from ``base`` on"
-    USED = "trained on, or counted in a batch's statistics, or dropped as STALE; not stored"
-    STALE = "finished, but too old for any later batch; counted and not stored"
-
-
 @dataclass(frozen=True, slots=True)
 class InFlightGroup:
     """A group whose rollouts are running."""
@@ -98,7 +75,17 @@ class InFlightGroup:
 
 
 class Pipeline:
-    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and ``advance`` in turn."""
+    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and ``advance`` in turn.
+
+    A group is where it is held, each arrow a method::
+
+        not begun ──_begin──► running ──_collect──► state.ready ──_take──────► in a batch
+            │                             │               └──────_drop_stale─► gone, counted as stale
+            └──_next_index──► skipped     └───────► state.discarded ──_count_discarded──► in a batch's statistics
+
+    A checkpoint saves ready and discarded groups; running ones begin again. One that an error forces between the
+    optimizer steps of a batch saves the batch's groups too: it is built again, and trained from its next step on.
+    """
 
     def __init__(
         self,
@@ -170,17 +157,12 @@ class Pipeline:
             batch = build(groups, counted, self.config, self.config.world_size)
             batch.stats["time/pack"] = time.monotonic() - started
             self._used += [*groups, *counted]
-            is_step = bool(batch.num_tokens) or (self.config.zero_variance == "keep" and bool(groups))
-            numbers: Mapping[str, float] = {}
-            if batch.num_tokens and any(not group.is_dead(self.config) for group in groups):
-                self._signal.note_batch([*groups, *counted])
-            elif groups or counted:
-                numbers = self._signal.note_nothing([*groups, *counted])
+            is_step, numbers = self._signal.note(batch)
             if not is_step:
-                self._drop([*groups, *counted], numbers)
+                self._drop(batch, numbers)
             if self._signal.is_solved():
                 if is_step:
-                    self._drop([*groups, *counted], {})
+                    self._drop(batch, {})
                 return None
             if is_step:
                 self.state.delivered += 1
@@ -192,9 +174,9 @@ class Pipeline:
             if is_step:
                 return batch
 
-    def _drop(self, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
-        """Record groups that no step will count."""
-        if self._record_dropped is not None and groups:
+    def _drop(self, batch: TrainBatch, numbers: Mapping[str, float]) -> None:
+        """Record the groups of a batch that no step will count."""
+        if self._record_dropped is not None and (groups := [*batch.groups, *batch.discarded]):
             self._record_dropped(self.version + 1, groups, numbers)
 
     async def advance(self, version: int, served: int) -> None:
@@ -239,19 +221,6 @@ class Pipeline:
         if close is not None:
             await close()
 
-    def state_of(self, index: int) -> GroupState:
-        """The state of a group, by its index in the schedule. A stale group counts as used."""
-        state = self.state
-        if index in self.running:
-            return GroupState.RUNNING
-        if index in state.requeue or index >= state.next_index:
-            return GroupState.PENDING
-        if any(group.index == index for group in state.ready):
-            return GroupState.READY
-        if any(group.index == index for group in state.discarded):
-            return GroupState.DISCARDED
-        return GroupState.SKIPPED if index in state.skipped else GroupState.USED
-
     def waiting_for(self) -> str:
         """Describe what a batch waits for: the number of running groups, and what the oldest waits for."""
         running = list(self.running.items())
@@ -267,7 +236,7 @@ class Pipeline:
             f"wait {waiting or 'none'})"
         )
 
-    # --- admission: PENDING -> RUNNING or SKIPPED ---------------------------------------------------------------
+    # --- admission: not begun -> running or skipped ---------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
@@ -331,7 +300,7 @@ class Pipeline:
         task = asyncio.ensure_future(self._run_group(index, progress))
         self.running[index] = InFlightGroup(time.monotonic(), self.served, task, progress)
 
-    # --- one group: RUNNING -> READY or DISCARDED ---------------------------------------------------------------
+    # --- one group: running -> ready or discarded ---------------------------------------------------------------
 
     async def _run_group(self, index: int, progress: Progress) -> None:
         siblings = self.config.rollouts_per_example
@@ -383,7 +352,7 @@ class Pipeline:
             self.state.ready.append(group)
             self._drop_stale()
 
-    # --- the next batch: READY -> USED or STALE, DISCARDED -> USED ----------------------------------------------
+    # --- the next batch: ready -> used or stale, discarded -> used ----------------------------------------------
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:

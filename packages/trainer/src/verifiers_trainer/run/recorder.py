@@ -16,11 +16,12 @@ import torch
 
 from verifiers.checks.audit.certificate import non_solution_reward
 from verifiers.data.token_texts import TokenTexts
-from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.distributed.devices import DATA_SHEETS
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
+from verifiers_trainer.run.step import Step
 from verifiers_trainer.run.success_watch import SENTENCE, SuccessWatch
 from verifiers_trainer.run.token_records import token_records
 from verifiers_trainer.run.trackers import Trackers
@@ -35,14 +36,8 @@ class StepRecorder:
         self.run = run
         self.file = MetricsFile(run.folder)
         self.trackers = Trackers(trackers if run.ranks.is_main else ())
-        self.batch: TrainBatch | None = None
-        """The batch of the newest step."""
-        self.numbers: dict[str, Any] = {}
-        """Metrics of the newest step, without those of its batch."""
         self.warns = True
         """Whether abnormal metrics are logged and marked (``alarm/*``)."""
-        self.row_logprobs: list[torch.Tensor] = []
-        """log π [T] of each row of this process in the newest step, where ``keeps_tokens``."""
         self._texts: TokenTexts | None = None
         """Made with the first step whose tokens are written."""
         self._between_steps: dict[str, float] = {}
@@ -60,11 +55,6 @@ class StepRecorder:
         self._non_solution = non_solution_reward(run.env)
 
     @property
-    def last_step(self) -> dict[str, Any]:
-        """The metrics of the newest step, as in ``metrics.jsonl``."""
-        return {**(self.batch.stats if self.batch else {}), **self.numbers}
-
-    @property
     def keeps_tokens(self) -> bool:
         """Whether the numbers of single tokens are written."""
         settings = self.run.settings
@@ -78,34 +68,34 @@ class StepRecorder:
         """Record the time of work between two steps: ``spent("time/checkpoint", 0.8)``."""
         self._between_steps[name] = seconds
 
-    def finish_step(self, step: int) -> None:
-        """Write the metrics of ``step``, which is also the policy version, and its completions."""
-        assert self.batch is not None
-        settings, batch = self.run.settings, self.batch
+    def finish_step(self, number: int, step: Step) -> None:
+        """Write the metrics of the ``number``-th step, which is also the policy version, and its completions."""
+        settings, batch = self.run.settings, step.batch
         now = time.perf_counter()
-        self.numbers |= {"time/step": now - self._began, **self._between_steps}
+        step.numbers |= {"time/step": now - self._began, **self._between_steps}
         generated = batch.stats["tokens/completion"] if batch.stats.get("batch/pass", 1) == 1 else 0
-        self.numbers["throughput/generated_tokens_per_s"] = generated / self.numbers["time/step"]
-        self.numbers |= device_numbers(self.run.model, self.numbers["throughput/train_tokens_per_s"])
+        step.numbers["throughput/generated_tokens_per_s"] = generated / step.numbers["time/step"]
+        step.numbers |= device_numbers(self.run.model, step.numbers["throughput/train_tokens_per_s"])
         self._began, self._between_steps = now, {}
         if self._non_solution is not None:
-            self.numbers["reward/non_solution"] = self._non_solution
+            step.numbers["reward/non_solution"] = self._non_solution
         if self.warns:
-            self._warn(step)
-        self.file.write(step, step, self.last_step)
+            self.warn(number, step)
+        self.file.write(number, number, step.metrics)
         if settings.log_completions:
-            write_completions(self.run.folder, step, batch, settings.log_unique_prompts, self._token_records(batch))
-            if step % settings.logging_steps == 0:
+            write_completions(self.run.folder, number, batch, settings.log_unique_prompts, self._token_records(step))
+            if number % settings.logging_steps == 0:
                 first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
-                self.trackers.log_completions(step, first if settings.log_unique_prompts else batch.groups)
-            if settings.num_completions_to_print and step % settings.logging_steps == 0:
-                print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
+                self.trackers.log_completions(number, first if settings.log_unique_prompts else batch.groups)
+            if settings.num_completions_to_print and number % settings.logging_steps == 0:
+                print_completions(batch, number, settings.num_completions_to_print, settings.log_unique_prompts)
 
-    def _token_records(self, batch: TrainBatch) -> dict[tuple[int, int], list[dict[str, Any]]]:
-        if not self.keeps_tokens:
+    def _token_records(self, step: Step) -> dict[tuple[int, int], list[dict[str, Any]]]:
+        if not step.keeps_tokens:
             return {}
         self._texts = self._texts or TokenTexts(self.run.tokenizer)
-        return token_records(batch, self.run.ranks.rank, self.row_logprobs, self.run.settings.log_tokens, self._texts)
+        rank, limit = self.run.ranks.rank, self.run.settings.log_tokens
+        return token_records(step.batch, rank, step.row_logprobs, limit, self._texts)
 
     def record_dropped(self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
         """Keep groups that no step counts, and the ``numbers`` of a batch without any signal before ``step``."""
@@ -125,22 +115,25 @@ class StepRecorder:
             self.file.write(step, step, metrics)
         return True
 
-    def _warn(self, step: int) -> None:
-        """Log each abnormal metric once for as long as it stays abnormal; times are those of a whole batch."""
-        numbers = self.last_step
+    def warn(self, number: int, step: Step) -> None:
+        """Log each abnormal metric once for as long as it stays abnormal; times and counts are of a whole batch."""
+        numbers = step.metrics
         self._times = {name: value + numbers.get(name, 0.0) for name, value in self._times.items()}
-        if step % self.run.settings.steps_per_batch == 0:
+        if number % self.run.settings.steps_per_batch == 0:
             self._batch_times, self._times = self._times, dict.fromkeys(self._times, 0.0)
             if "reward/success" in numbers:
                 self._success = self._success or SuccessWatch()
                 self._parted = self._success.parts(numbers)
-        active = alarms({**numbers, "time/wait_generation": 0.0, **self._batch_times})
+        counts = {
+            name: value for name, value in step.batch.whole.stats.items() if name.startswith(("groups/", "rollouts/"))
+        }
+        active = alarms({**numbers, **counts, "time/wait_generation": 0.0, **self._batch_times})
         if self._parted:
             active["success"] = SENTENCE
         for name in active.keys() - self._alarms:
-            log.warning("step %d: %s", step, active[name])
+            log.warning("step %d: %s", number, active[name])
         self._alarms = set(active)
-        self.numbers |= {f"alarm/{name}": 1 for name in active}
+        step.numbers |= {f"alarm/{name}": 1 for name in active}
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:
