@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.training import first_batch, run, small_trainer
+from support.training import first_batch, run, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.losses import (
     BOUNDS,
@@ -506,3 +506,46 @@ def test_a_policy_learns_with_several_steps_on_a_batch_a_correction_and_a_refere
 def test_kl_of_equal_policies_is_zero_for_every_kind():
     same, mask = torch.tensor([-0.5, -1.5]), torch.tensor([True, True])
     assert all(kl_penalty(same, same, mask, kind).tolist() == [0.0, 0.0] for kind in ("k1", "k2", "k3"))
+
+
+# --- entropy ----------------------------------------------------------------------------------------------------
+
+
+def test_a_bonus_for_entropy_has_the_gradient_of_the_entropy_and_a_sampled_one_has_none():
+    """In expectation over what the policy says after one token, with its probabilities, by the whole vocabulary."""
+    logits = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+
+    def gradient_of(loss):
+        return torch.autograd.grad(loss, logits)[0]
+
+    def entropy():
+        log_p = logits.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum()
+
+    def expected(loss_of_token):
+        p = logits.softmax(-1).detach()
+        return sum(p[token] * loss_of_token(token) for token in range(5))
+
+    def bonus(token):
+        log_pi = logits.log_softmax(-1)[token : token + 1]
+        tokens = LossInput(log_pi, log_pi.detach(), log_pi.detach() * 0, torch.ones(1, dtype=torch.bool),
+                           torch.zeros(1, dtype=torch.int64), entropy=entropy()[None])  # fmt: skip
+        return Objective(resolve_loss("reinforce"), entropy_coef=0.3)(tokens).losses.sum()
+
+    torch.testing.assert_close(gradient_of(expected(bonus)), -0.3 * gradient_of(entropy()))
+    sampled = gradient_of(expected(lambda token: 0.3 * logits.log_softmax(-1)[token]))
+    assert sampled.abs().max() < 1e-12 < gradient_of(entropy()).abs().max()  # what log π of the sampled token has
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_a_run_on_the_bonus_alone_becomes_less_certain(tmp_path, coefficient):
+    """Rewards of 0 without a baseline: nothing but the bonus moves the policy."""
+    env = toy_env(reward=lambda completion, **_: 0.0)
+    settings = {"advantage": "none", "loss": "reinforce", "max_steps": 6, "learning_rate": 1e-2, "deterministic": True}
+    policy = small_policy()
+    with torch.no_grad():
+        policy.lm_head.weight.mul_(20)  # certain at first
+    entropies = [
+        row["entropy"] for row in run(small_trainer(tmp_path, env, policy, entropy_coef=coefficient, **settings)).steps
+    ]
+    assert (entropies[-1] > entropies[0] + 0.05) is (coefficient > 0)

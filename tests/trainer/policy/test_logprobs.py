@@ -439,6 +439,27 @@ def test_checks_leave_an_untouched_model_untouched():
     assert not model.lm_head.training
 
 
+@EVERY_MODEL
+@pytest.mark.parametrize("chunk_tokens", [4, None])
+def test_the_entropy_has_the_gradient_of_the_stock_distributions(name, chunk_tokens):
+    """Over the whole vocabulary, at the temperature of sampling."""
+    model = MODELS[name]()
+    install_logprob_forward(model, chunk_tokens=chunk_tokens)
+    tokens, positions = packed_row()
+    row = {"input_ids": tokens[None], "position_ids": positions[None], "inv_temperature": 1 / 0.7}
+    ours = model(**row, entropy_gradient=True).entropy
+    stock = []
+    with stock_forward(model):
+        for part in tokens.split(LENGTHS):
+            log_p = torch.log_softmax(model(input_ids=part[None], use_cache=False).logits[0, :-1] / 0.7, -1)
+            stock += [log_p.new_zeros(1), -(log_p.exp() * log_p).sum(-1)]
+    expected = torch.cat(stock)
+    assert torch.allclose(ours, expected, atol=1e-4)
+    mine, theirs = (gradients(model, values.sum()) for values in (ours, expected))
+    assert (mine - theirs).norm() / theirs.norm() < 1e-4
+    assert not model(**row).entropy.requires_grad  # negative control
+
+
 # --- installation -------------------------------------------------------------------------------------------------
 
 

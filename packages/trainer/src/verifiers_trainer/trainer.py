@@ -388,12 +388,13 @@ class RLTrainer(HFLoop):
     ) -> Any:
         """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(**forward_arguments(row), teacher=self.training_run.whole_teacher)
-        tokens = LossInput.of(row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl))
+        options = {"teacher": self.training_run.whole_teacher, "entropy_gradient": bool(self.args.entropy_coef)}
+        out = model(**forward_arguments(row), **options)
+        tokens = LossInput.of(row, out.logprobs, self.args.anchor, (out.reverse_kl, out.forward_kl), out.entropy)
         token_losses = self.criterion(tokens)
         loss = (row["weight"] * token_losses.losses).sum() * self.args.world_size
         if meter is not None:
-            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, token_losses.metrics)
+            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy.detach(), row, token_losses.metrics)
         return (loss, out) if return_outputs else loss
 
     @contextmanager

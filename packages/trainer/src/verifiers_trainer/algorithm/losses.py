@@ -1,6 +1,6 @@
 """Compute the loss of every token of a packed row: policy loss, correction for the sampler, penalty to a reference.
 
-    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t          (``Objective``; every function here is pure)
+    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t - entropy_coef · H(π)_t      (``Objective``)
 
 That is component "rl". Tokens of the others have another loss: "ce" is ``sft``, "ref_kl" ``distill`` or ``gkd``.
 
@@ -56,10 +56,16 @@ class LossInput:
     component: Tensor | None = None  # int64 [T], index in COMPONENTS; None = 0 throughout
     reverse_kl: Tensor | None = None  # float [T], KL(π‖teacher) over the vocabulary; it carries a gradient too
     forward_kl: Tensor | None = None  # float [T], KL(teacher‖π), likewise
+    entropy: Tensor | None = None  # float [T], H(π) over the vocabulary, likewise
 
     @classmethod
     def of(
-        cls, row: Mapping[str, Tensor], log_pi: Tensor, anchor: str = "sampler", kl: Sequence[Tensor | None] = ()
+        cls,
+        row: Mapping[str, Tensor],
+        log_pi: Tensor,
+        anchor: str = "sampler",
+        kl: Sequence[Tensor | None] = (),
+        entropy: Tensor | None = None,
     ) -> LossInput:
         """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi`` [T].
 
@@ -69,12 +75,14 @@ class LossInput:
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
         recomputed = log_old if anchor == "recomputed" else None
-        others = row.get("reference_logprobs"), row.get("component"), *kl
-        return cls(log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed, *others)
+        given = log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed
+        read = row.get("reference_logprobs"), row.get("component")
+        reverse_kl, forward_kl = kl or (None, None)
+        return cls(*given, *read, reverse_kl, forward_kl, entropy)
 
     def without_masked(self) -> LossInput:
         """The same row with zeros at masked positions, without gradient to the values that were there."""
-        names = ("log_pi", "log_mu", "advantage", "log_old", "log_ref", "reverse_kl", "forward_kl")
+        names = ("log_pi", "log_mu", "advantage", "log_old", "log_ref", "reverse_kl", "forward_kl", "entropy")
         values = {name: getattr(self, name) for name in names}
         masked = {
             name: torch.where(self.loss_mask, one, one.new_zeros(())) for name, one in values.items() if one is not None
@@ -572,6 +580,9 @@ class ObjectiveSettings(Protocol):
     def kl_type(self) -> str: ...
 
     @property
+    def entropy_coef(self) -> float: ...
+
+    @property
     def component(self) -> str: ...
 
 
@@ -586,6 +597,9 @@ class Objective:
     kl_type: str = "k3"
     component: str = "rl"
     """The component of ``loss``."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy of the policy at each token, over the whole vocabulary: a sampled -log π would have no
+    gradient in expectation. Source: A3C, arXiv 1602.01783, section 4; PPO, arXiv 1707.06347, equation 9."""
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: ObjectiveSettings) -> Objective:
@@ -597,7 +611,7 @@ class Objective:
             "opsm_delta": settings.opsm_delta,
         }
         corrections = {name: value for name, value in parameters.items() if value is not None}
-        return cls(loss, corrections, settings.beta, settings.kl_type, settings.component)
+        return cls(loss, corrections, settings.beta, settings.kl_type, settings.component, settings.entropy_coef)
 
     def __call__(self, tokens: LossInput) -> TokenLosses:
         """The losses of a row; its ``log_ref`` is needed when there is a penalty, or a teacher."""
@@ -612,6 +626,9 @@ class Objective:
             penalty = kl_penalty(tokens.log_pi, tokens.log_ref, tokens.loss_mask, self.kl_type)
             losses = losses + self.beta * penalty
             metrics["kl_ref"] = penalty.detach()
+        if self.entropy_coef:
+            assert tokens.entropy is not None
+            losses = losses - self.entropy_coef * torch.where(tokens.loss_mask, tokens.entropy, 0.0)
         if self.component == "ref_kl":
             gap = tokens.log_pi if tokens.log_ref is None else tokens.log_pi - tokens.log_ref
             metrics["kl_teacher"] = (gap if tokens.reverse_kl is None else tokens.reverse_kl).detach()

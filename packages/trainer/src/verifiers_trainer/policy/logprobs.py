@@ -43,7 +43,7 @@ class LogprobOutput(ModelOutput):
     """The result of the installed forward for one row of T tokens."""
 
     logprobs: Tensor | None = None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
-    entropy: Tensor | None = None  # [T], of the distribution token t was drawn from, without gradient; 0 likewise
+    entropy: Tensor | None = None  # [T], nats, of the distribution token t was drawn from; 0 likewise
     reverse_kl: Tensor | None = None  # [T], KL(π‖teacher) of that distribution; None without a teacher; 0 likewise
     forward_kl: Tensor | None = None  # [T], KL(teacher‖π), likewise
 
@@ -95,11 +95,12 @@ def chunked_logprobs(
     chunk_tokens: int | None = None,
     num_chunks: int | None = None,
     teacher: TeacherStates | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, ...]:
     """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of ``hidden`` [N, D].
 
-    With a ``teacher`` also KL(π‖teacher) and KL(teacher‖π) [N] over the vocabulary, at the same temperature, with
-    their gradients.
+    The entropy carries a gradient with ``entropy_gradient`` alone. With a ``teacher`` also KL(π‖teacher) and
+    KL(teacher‖π) [N] over the vocabulary, at the same temperature, with their gradients.
 
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
     outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
@@ -125,9 +126,10 @@ def chunked_logprobs(
         return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
     if not isinstance(head, nn.Module):
-        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform, its))
+        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform, its, entropy_gradient))
     stock, instance_forward = head.forward, head.__dict__.get("forward")
-    head.forward = lambda hidden: in_chunks(hidden, _Chunk(stock, getattr(head, "weight", None), transform, its))
+    chunk = _Chunk(stock, getattr(head, "weight", None), transform, its, entropy_gradient)
+    head.forward = lambda hidden: in_chunks(hidden, chunk)
     try:
         result: tuple[Tensor, ...] = head(hidden)
         return result
@@ -144,6 +146,7 @@ class _Chunk:
     weight: Tensor | None
     transform: Callable[[Tensor], Tensor] | None
     teacher: _Chunk | None = None
+    entropy_gradient: bool = False
 
     def __call__(
         self, hidden: Tensor, labels: Tensor, inv_temperature: Tensor, teacher_hidden: Tensor | None = None
@@ -159,8 +162,11 @@ class _Chunk:
                 log_pi = logits - log_z.unsqueeze(-1)
                 gap = log_pi - log_teacher
                 divergence = [(log_pi.exp() * gap).sum(-1), -(log_teacher.exp() * gap).sum(-1)]
-            with torch.no_grad():  # last, so that the recomputation stops before it
-                entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(-1)
+            if self.entropy_gradient and torch.is_grad_enabled():
+                entropy = log_z - (torch.softmax(logits, dim=-1) * logits).sum(-1)
+            else:
+                with torch.no_grad():  # last, so that the recomputation stops before it
+                    entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(-1)
         return logprobs, entropy, *divergence
 
     def logits(self, hidden: Tensor, inv_temperature: Tensor) -> Tensor:
@@ -238,7 +244,8 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
     [T] or [1, T]; entry t of every argument and result describes token t. ``labels`` defaults to ``input_ids``, which
     are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True. A row with
     shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`). With ``teacher``, a
-    model with the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``full_head`` goes
+    model with the same forward and vocabulary, the result has ``reverse_kl`` and ``forward_kl``. ``entropy`` carries a
+    gradient with ``entropy_gradient``. ``full_head`` goes
     through the stock head and holds all logits: for architectures that fail `check_head`.
 
     The forward is replaced once and reads its settings at each call: accelerate wraps it in autocast, and a second
@@ -314,6 +321,7 @@ def _logprob_forward(
     prompt_seq_ids: Tensor | None = None,
     teacher: nn.Module | None = None,
     as_one_row: bool = False,
+    entropy_gradient: bool = False,
     **others: object,
 ) -> LogprobOutput:
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
@@ -354,6 +362,7 @@ def _logprob_forward(
         chunk_tokens=getattr(self, _STATE).chunk_tokens,
         num_chunks=num_chunks,
         teacher=states,
+        entropy_gradient=entropy_gradient,
     )
     empty = torch.zeros(len(tokens), dtype=logprobs.dtype, device=tokens.device)
     return LogprobOutput(*(empty.index_put((index,), values) for values in (logprobs, entropy, *divergence)))

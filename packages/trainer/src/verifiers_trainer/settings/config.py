@@ -244,6 +244,7 @@ class RLConfig(RLFields):
             f"aggregation {self.aggregation}{length}",
             f"advantage {plain(self.advantage)}{credit}",
             f"KL {self.beta:g} x {self.kl_type} to {reference}" if self.beta else "no KL",
+            *([f"entropy bonus {self.entropy_coef:g}"] if self.entropy_coef else []),
             *([f"teacher {self.teacher}"] if self.component == "ref_kl" else []),
             ", ".join([f"anchor {self.anchor}", *corrections]),
         )

@@ -187,6 +187,7 @@ def check_components(config: Any, world_size: int) -> list[str]:
     if config.component != "rl":
         unread = [name for name in CORRECTIONS if getattr(config, name) is not None]
         unread += ["credit"] if config.credit == "turn" else []
+        unread += ["entropy_coef"] if config.entropy_coef else []
         problems += [
             f"{name} is of losses that read rewards: leave it out with loss={config.loss!r}" for name in unread
         ]

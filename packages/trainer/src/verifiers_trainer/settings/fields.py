@@ -357,6 +357,9 @@ class RLFields(TrainingArguments):
     """Weight of the KL penalty to the reference, which is the policy before training, or the ``teacher``."""
     kl_type: Annotated[str, OneOf(*KL_TYPES)] = "k3"
     """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
+    entropy_coef: Annotated[float, Between(0.0, 1e9)] = 0.0
+    """Weight of a bonus for the entropy of the policy at each trained token, in nats, over the whole vocabulary (PPO,
+    arXiv 1707.06347, equation 9)."""
     sync_ref_model: bool = False
     """Update the reference: every ``ref_model_sync_steps`` steps it becomes
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
