@@ -1,13 +1,8 @@
 """``HFLoop``: transformers' training loop with four abstract methods for what reinforcement learning changes.
 
 This module holds every private name of transformers and accelerate that the trainer uses; it does not depend on
-rollouts. A subclass defines four methods and overrides some of transformers' public ones
-(``get_train_dataloader``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``)::
-
-    begin()              before the first batch, after model, optimizer and checkpoint are loaded
-    step(model, batch)   one optimizer step, as a generator that stops where the loop does its part of it
-    run_evaluation()     -> the metrics of an evaluation that ``eval_strategy`` triggers
-    save_checkpoint()    write the checkpoint of the present step
+rollouts. A subclass defines four methods (``begin``, ``step``, ``run_evaluation``, ``save_checkpoint``) and overrides
+some of transformers' public ones (``get_train_dataloader``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``).
 
 One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches has no length;
 "epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``step`` counts in

@@ -1,12 +1,6 @@
 """``RLTrainer``: reinforcement learning of a language model in an environment, on ``transformers.Trainer``.
 
-One "batch" of the underlying loop is one optimizer step::
-
-    begin()                         start the engine and the pipeline; rollouts are generated from here on
-    batch = batches.next_batch()    rollouts -> groups -> advantages -> samples -> packed rows
-    for part in batch.steps:        one, or as many as the setting updates_per_batch
-        step(model, part)           one optimizer step, see there
-
+``RLTrainer.step`` is one optimizer step; ``begin`` comes before the first, and each batch has one or more of them.
 The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
 ``StepRecorder`` (metrics and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
 transformers' loop. The loss is defined in ``algorithm``.
@@ -233,7 +227,7 @@ class RLTrainer(HFLoop):
             reason = "the error is of one process, and all write a checkpoint together"
         if reason is None and not isinstance(error, CheckpointError):
             try:
-                self._write_checkpoint(lambda batches: batches.last_state())
+                self.save_checkpoint(is_last=True)
                 log.warning("saved step %d, the last before training ended: %s", step, error or type(error).__name__)
             except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
                 reason = f"{type(failed).__name__}: {failed}"
@@ -347,14 +341,14 @@ class RLTrainer(HFLoop):
 
     def _new_step(self, batch: TrainBatch) -> Step:
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the whole batch."""
-        rank, teacher = self.accelerator.process_index, self.training_run.whole_teacher
-        for part in batch.whole.steps:
-            rows = part.rows_R[rank]
-            needs_old = old_logprobs.needs_old(rows, self.args.steps_per_batch, self.args.anchor)
-            if self.args.steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
+        rank, steps_per_batch = self.accelerator.process_index, self.args.steps_per_batch
+        reference = self.reference if self.training_run.whole_teacher is None else None
+        for rows in (part.rows_R[rank] for part in batch.whole.steps):
+            needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
+            if steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
                 needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
-            reference = self.reference if teacher is None else None
-            old_logprobs.annotate(rows, self.args.device, old=self.model if needs_old else None, reference=reference)
+            old = self.model if needs_old else None
+            old_logprobs.annotate(rows, self.args.device, old=old, reference=reference)
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         meter = RatioMeter(self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap))
         return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
@@ -437,26 +431,23 @@ class RLTrainer(HFLoop):
 
         In every step, because an environment may change how it samples at any time.
         """
-        if not self.checks_sampler or not meter.num_current:
-            return
-        dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
-        on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
-        sanity_checks.test_ratio(meter, self.args, dtype, on_server)
+        if self.checks_sampler and meter.num_current:
+            dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
+            on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
+            sanity_checks.test_ratio(meter, self.args, dtype, on_server)
 
     def _check_next_batch(self, step: Step) -> None:
-        """Compare on a rollout of the next batch, where older weights sampled every one of this step's.
+        """Compare on a rollout of the next batch if older weights sampled every token of this step's.
 
         Costs a forward pass over one rollout, on rank 0. Not for a split policy, whose ranks compute together.
         """
-        meter = RatioMeter(self.policy_version)
-        compared = not math.isnan(step.numbers["sampler/log_ratio_abs"])
-        if not self.checks_sampler or compared or self.batches is None or self.splits:
+        if not self.checks_sampler or step.meter.num_current or self.batches is None or self.splits:
             return
+        meter = RatioMeter(self.policy_version)
         for packed in sanity_checks.sampled_whole(self.batches.snapshot().ready, self.policy_version, self.args):
             row = packed.to_tensors(self.args.device)
             with torch.no_grad():
-                logprobs = self.model(**forward_arguments(row)).logprobs
-            meter.add(logprobs, row["sampler_logprobs"], None, row)
+                meter.add(self.model(**forward_arguments(row)).logprobs, row["sampler_logprobs"], None, row)
         self._check_sampler(meter)
         summary = meter.summary()
         step.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
@@ -531,15 +522,9 @@ class RLTrainer(HFLoop):
         count = num_examples if num_examples is not None else self.args.eval_num_examples
 
         def compute() -> dict[str, float]:
-            rollout_context = self.run_context(self.args.eval_sampling_args)
-            return evaluation.evaluate(
-                self.training_run,
-                rollout_context,
-                self.policy_version,
-                count,
-                rows=eval_dataset,
-                prefix=metric_key_prefix,
-            )
+            context, version = self.run_context(self.args.eval_sampling_args), self.policy_version
+            rows = {"rows": eval_dataset, "prefix": metric_key_prefix}
+            return evaluation.evaluate(self.training_run, context, version, count, **rows)
 
         return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
@@ -573,16 +558,16 @@ class RLTrainer(HFLoop):
         if self.args.push_to_hub and not _internal_call and not merged:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def save_checkpoint(self) -> None:
-        """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it."""
-        self._write_checkpoint(lambda batches: batches.snapshot())
+    def save_checkpoint(self, *, is_last: bool = False) -> None:
+        """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it.
 
-    def _write_checkpoint(self, state_of: Callable[[BatchSource], PipelineState]) -> None:
+        ``is_last``: of a run that ends, which waits for no rollout.
+        """
         started = time.perf_counter()
 
         def snapshot() -> PipelineState:
             assert self.batches is not None
-            return state_of(self.batches)
+            return self.batches.last_state() if is_last else self.batches.snapshot()
 
         self.checkpoints.save(
             self.state,

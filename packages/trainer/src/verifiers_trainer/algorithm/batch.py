@@ -1,7 +1,7 @@
 """Build a batch from groups of finished rollouts: the rows of one optimizer step, or of ``updates_per_batch`` of them.
 
-``build`` turns rewards into advantages, turns into samples, weighs the tokens over the whole step and packs the samples
-into rows of bounded length. Groups in, rows and statistics out; nothing here runs a model or knows a settings object.
+``build`` credits the rollouts, turns turns into samples, weighs the tokens over the whole step and packs the samples
+into rows of bounded length. Groups in, rows and statistics out; nothing here runs a model.
 
 With several updates the advantages are those of the whole batch, and the rollouts are divided among the updates, whole
 groups together where there are as many groups as updates. Each update then is a step of its own: its denominators are
@@ -160,12 +160,15 @@ class Group:
         members = [n for n, rollout in enumerate(self.rollouts) if not role or role in rollout.role_rewards]
         rollouts = tuple(self.rollouts[n].of_role(role) if role else self.rollouts[n] for n in members)
         part = replace(self, rollouts=rollouts, weights={role: 1.0} if role else self.weights)
-        by_function = settings.advantage == "gdpo"
+        turn_rewards = [
+            np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
+            for rollout in (rollouts if settings.credit == "turn" else ())
+        ]
         return Siblings(
             part.values(settings.advantage),
             np.array([rollout.num_sampled for rollout in rollouts], np.float64),
-            [np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64) for rollout in rollouts],
-            np.array(list(part.weights.values())) if by_function else None,
+            turn_rewards,
+            np.array(list(part.weights.values())) if settings.advantage == "gdpo" else None,
             role=role,
             members=members,
         )
