@@ -121,10 +121,11 @@ def test_the_tokens_of_a_group_of_equal_rewards_are_in_no_denominator():
 def test_equal_returns_are_equal_in_whatever_order_their_rewards_came():
     """.1 + .2 + .3 and .3 + .2 + .1 differ by rounding; the returns of the later turns do differ."""
     group = Group(0, 0, (record(0.3, (0.1, 0.2)), record(0.1, (0.3, 0.2))))
-    ((first, second),) = credit(group.siblings(config()), config(credit="turn", advantage="best"))
+    settings = config(credit="turn", advantage="best")
+    ((first, second),) = credit(group.siblings(settings), settings)
     np.testing.assert_array_equal([first, second], [[math.nan, 1.0], [math.nan, math.nan]])
     same = Group(0, 0, (record(0.3, (0.1, 0.2)), record(0.3, (0.1, 0.2))))
-    assert same.is_dead(config(credit="turn", advantage="best"))
+    assert same.is_dead(settings)
 
 
 def test_without_a_baseline_a_group_of_zero_returns_is_trained_whatever_the_credit():

@@ -304,6 +304,66 @@ def test_a_run_that_fails_amid_a_batch_resumes_at_the_next_of_its_steps(tmp_path
     assert weights_hash(rest.model) == weights_hash(whole.model)
 
 
+class AtHand(RLTrainer):
+    """Trains on finished rollouts of equal tokens whose rewards differ from step to step."""
+
+    def get_batch(self, step):
+        return [replace(group, rollouts=group.rollouts[step % 2 :]) for group in groups_of(2)]
+
+
+def written(folder, **settings):
+    """A trainer on text that no policy sampled: its ratio is to the policy of the batch."""
+    prompts = [[{"role": "user", "content": f"q{n // 4}"}] for n in range(16)]
+    answers = [[{"role": "assistant", "content": "ab" if n % 2 else "12"}] for n in range(16)]
+    dataset = {"prompts": prompts, "completions": answers, "rewards": [float(n % 2 == 0) for n in range(16)]}
+    return RLTrainer(small_policy(), None, small_config(folder, **settings), build_tiny_tokenizer(), dataset=dataset)
+
+
+def at_hand(folder, **settings):
+    trainer = AtHand(small_policy(), toy_env(), small_config(folder, **settings), build_tiny_tokenizer())
+    trainer.checks_sampler = False
+    return trainer
+
+
+KINDS = {
+    "sampled, against the policy of the batch": (
+        small_trainer,
+        {"loss": "ppo", "anchor": "recomputed", "tis_cap": 2.0},
+    ),
+    "written": (written, {"loss": "ppo"}),
+    "at hand": (at_hand, {"loss": "reinforce"}),
+    "with a reference that follows": (
+        small_trainer,
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(tmp_path, kind, stopped_at):
+    """Losses equal those of the run that was not stopped, bit for bit, at every update."""
+    make, extra = KINDS[kind]
+    settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 8, "batch_size": 8}
+    settings |= {"learning_rate": 0.01, **extra}
+    whole = make(tmp_path / "whole", **settings)
+    log = run(whole)
+    broken = make(tmp_path / "parts", **settings)
+    plain = broken.training_step
+
+    def training_step(*given):
+        if broken.state.global_step == stopped_at:
+            raise ZeroDivisionError("a bug")
+        return plain(*given)
+
+    broken.training_step = training_step
+    with pytest.raises(ZeroDivisionError):
+        broken.train()
+    rest = make(tmp_path / "parts", **settings)
+    assert run(rest, resume_from_checkpoint=True).losses == log.losses[stopped_at:]
+    assert weights_hash(rest.model) == weights_hash(whole.model)
+
+
 def test_the_rows_of_an_update_do_not_change_it(tmp_path):
     """Gradient accumulation: one row, or a row for each sample."""
     settings = {**RUN, "updates_per_batch": 2, "max_steps": 4}

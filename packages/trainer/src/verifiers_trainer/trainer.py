@@ -265,6 +265,8 @@ class RLTrainer(HFLoop):
         draws = self.args.difficulty_schedule or subclass_hooks.is_overridden(
             self, RLTrainer, *custom_batches.DRAWING_METHODS
         )
+        start = self._start
+        amid = self.state.global_step % self.args.steps_per_batch and start.ready
         rewards_are_own = subclass_hooks.is_overridden(self, RLTrainer, "compute_rewards")
         return custom_batches.open_batches(
             run.env,
@@ -274,6 +276,7 @@ class RLTrainer(HFLoop):
             run.num_steps_per_epoch,
             draw=self._draw if draws else None,
             first_step=self.first_draw,
+            at_hand=bool(amid) and min(group.index for group in start.ready) >= start.base,
             turns_of=lambda completion, name: self.client.turns_of(completion, name),
             compute_rewards=self.compute_rewards if rewards_are_own else None,
             record_dropped=self.recorder.record_dropped,
@@ -287,7 +290,9 @@ class RLTrainer(HFLoop):
         """
         while (batch := self._next_batch()) is not None:
             steps, per_batch = batch.steps, self.args.steps_per_batch
-            for number in range(self.state.global_step % per_batch, per_batch):
+            if (taken := self.state.global_step % per_batch) and self._resumed_from is not None:
+                self.checkpoints.restore_fixed(self._resumed_from, self._rows_of(batch))
+            for number in range(taken, per_batch):
                 part, first_only = steps[number % len(steps)], SPENT_ON_A_BATCH if number else {}
                 position = {"batch/step": number + 1, "batch/pass": number // len(steps) + 1}
                 stats = {**batch.stats, **part.stats, **first_only, **position}
@@ -343,7 +348,7 @@ class RLTrainer(HFLoop):
         """The step on ``batch``, whose rows have the log-probabilities that stay fixed during the whole batch."""
         rank, steps_per_batch = self.accelerator.process_index, self.args.steps_per_batch
         reference = self.reference if self.training_run.whole_teacher is None else None
-        for rows in (part.rows_R[rank] for part in batch.whole.steps):
+        for rows in self._rows_of(batch):
             needs_old = old_logprobs.needs_old(rows, steps_per_batch, self.args.anchor)
             if steps_per_batch > 1:  # collective for a split model: all ranks run the forward pass, or none
                 needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
@@ -352,6 +357,10 @@ class RLTrainer(HFLoop):
         bounds, cap = (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         meter = RatioMeter(self.policy_version, bounds, self.args.loss_parameters().get("ratio_cap", cap))
         return Step(batch, batch.rows_R[rank], meter, self.recorder.keeps_tokens)
+
+    def _rows_of(self, batch: TrainBatch) -> list[list[PackedRow]]:
+        """This process's rows of each step of the whole batch."""
+        return [part.rows_R[self.accelerator.process_index] for part in batch.whole.steps]
 
     def _backward(self, model: torch.nn.Module, step: Step) -> Tensor:
         """Forward and backward of every packed row; the summed loss."""
@@ -569,6 +578,8 @@ class RLTrainer(HFLoop):
             assert self.batches is not None
             return self.batches.last_state() if is_last else self.batches.snapshot()
 
+        amid = self.state.global_step % self.args.steps_per_batch and self.newest is not None
+        fixed = old_logprobs.to_bytes(self._rows_of(self.newest.batch)) if amid and self.newest else None
         self.checkpoints.save(
             self.state,
             self.optimizer,
@@ -576,6 +587,7 @@ class RLTrainer(HFLoop):
             self.accelerator.scaler,
             write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
             snapshot=snapshot,
+            fixed=fixed,
         )
         self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 

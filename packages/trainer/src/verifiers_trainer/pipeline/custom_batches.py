@@ -63,13 +63,15 @@ def open_batches(
     *,
     draw: Draw | None = None,
     first_step: int = 0,
+    at_hand: bool = False,
     turns_of: TurnsOf,
     compute_rewards: Callable[..., Any] | None = None,
     record_dropped: RecordDropped | None = None,
 ) -> BatchSource:
     """Create the source of each step's batch, without starting it.
 
-    draw: returns the data of each step, from ``first_step`` on; None takes the examples in order, or by
+    draw: returns the data of each step, from ``first_step`` on; at_hand: a run is resumed within a batch of finished
+    rollouts that ``draw`` returned, which its checkpoint has; None takes the examples in order, or by
     ``env_weights``. compute_rewards: a hook that replaces the rubric's rewards; None keeps them.
     Raises ``ConfigError`` for settings that contradict each other or the rows.
     """
@@ -78,6 +80,8 @@ def open_batches(
         rows = [example.row for example in examples]
         curriculum.check_difficulties(rows, settings.difficulty_schedule, settings.difficulty_key)
     if draw is not None:
+        if at_hand:
+            return CustomRollouts(draw, turns_of, settings, None, record_dropped)
         first = draw(first_step)
         if subclass_hooks.holds_rollouts(first):
             return CustomRollouts(draw, turns_of, settings, (first_step, first), record_dropped)
@@ -195,11 +199,14 @@ class CustomRollouts:
         draw: Draw,
         turns_of: TurnsOf,
         config: RLConfig,
-        first: tuple[int, Any],
+        first: tuple[int, Any] | None,
         record_dropped: RecordDropped | None = None,
     ):
         self._draw, self._turns_of, self.config = draw, turns_of, config
-        self._first: tuple[int, Any] | None = first
+        self._per_step = config.batch_size // config.rollouts_per_example
+        self._first = first
+        self._in_training: tuple[Group, ...] = ()
+        """Groups of the newest batch: saved while some of its optimizer steps are to come."""
         self._record_dropped = record_dropped
         self.state = PipelineState()
         self.version = 0
@@ -208,6 +215,13 @@ class CustomRollouts:
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
         self._signal.signal = self.state.signal
+        if self.state.ready:
+            self._first, self.state.ready = (self._step, self.state.ready), []
+
+    @property
+    def _step(self) -> int:
+        """The step that is drawn next."""
+        return self.state.next_index // self._per_step
 
     def next_batch(self) -> TrainBatch:
         """The rollouts of the next step. Raises ``NoLearningSignal`` as the pipeline does."""
@@ -226,13 +240,13 @@ class CustomRollouts:
                 self._signal.is_solved()
             if is_step:
                 self.state.delivered += 1
+                self._in_training = batch.groups
                 batch.stats.update(WITHOUT_PIPELINE, **{"time/wait_generation": waited})
                 return batch
 
     def _next_groups(self) -> list[Group]:
-        per_step = self.config.batch_size // self.config.rollouts_per_example
-        step = self.state.next_index // per_step
-        self.state.next_index += per_step  # as the pipeline counts, whatever the hook returns
+        step = self._step
+        self.state.next_index += self._per_step  # as the pipeline counts, whatever the hook returns
         if self._first is not None and self._first[0] == step:
             batch, self._first = self._first[1], None
         else:
@@ -248,7 +262,16 @@ class CustomRollouts:
         """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
-        return replace(self.state, signal=replace(self.state.signal))
+        state, ready = replace(self.state, signal=replace(self.state.signal)), self._in_training
+        if self.version % self.config.steps_per_batch == 0:
+            return state
+        state.next_index, state.base, state.ready = (
+            state.next_index - self._per_step,
+            state.base - len(ready),
+            list(ready),
+        )
+        state.delivered -= 1
+        return state
 
     last_state = snapshot
 

@@ -236,7 +236,7 @@ class OfflineRollouts:
 
     def __init__(self, groups: Sequence[Group], config: RLConfig):
         self.groups, self.state, self.version = list(groups), PipelineState(), 0
-        self.config = config.private_copy()
+        self.config, self._drawn = config.private_copy(), 0
         self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
         if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
@@ -303,6 +303,7 @@ class OfflineRollouts:
                 break
             number, position = divmod(self.state.next_index, self.num_batches)
             groups = self._pass(number)[position]
+            self._drawn = self.state.next_index
             self.state.next_index += 1
             batch = build(groups, [], self.config, self.config.world_size)
             if batch.num_tokens:
@@ -332,7 +333,9 @@ class OfflineRollouts:
         """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
-        return replace(self.state)
+        if self.version % self.config.steps_per_batch == 0:
+            return replace(self.state)
+        return replace(self.state, next_index=self._drawn, delivered=self.state.delivered - 1)
 
     last_state = snapshot
 

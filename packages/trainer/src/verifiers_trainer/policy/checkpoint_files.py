@@ -8,6 +8,7 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
     optimizer.safetensors + .json   tensors, and the rest
     reference.safetensors           the reference policy, where it is a copy
     scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
+    batch_<rank>.safetensors        between the steps of a batch: log-probabilities that stay fixed during it
     rl_state.json                   policy version, position in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 

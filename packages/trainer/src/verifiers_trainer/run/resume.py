@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,8 @@ from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.runtime.failpoints import failpoint
 from verifiers.runtime.redaction import digested
 from verifiers.storage.identity import CODE, code_of
+from verifiers_trainer.algorithm import old_logprobs
+from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BATCH = "batch_{}.safetensors"
+"""The log-probabilities of a rank that stay fixed during a batch, in a checkpoint between its steps."""
 WEIGHTS_ONLY, OBJECTIVE, CHANGED_CODE = "weights_only", "objective", "changed_code"
 
 
@@ -102,16 +106,19 @@ class Checkpoints:
         scaler: GradScaler | None,
         write_model: Callable[[Path], None],
         snapshot: Callable[[], PipelineState],
+        fixed: bytes | None = None,
     ) -> None:
         """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``.
 
         A collective; rank 0 writes, including the RNG states of every rank.
         state: transformers' ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None;
-        snapshot: returns the pipeline's state. Raises ``CheckpointError`` on every rank when writing fails.
+        snapshot: returns the pipeline's state; fixed: between the steps of a batch, this rank's log-probabilities that
+        stay fixed during it. Raises ``CheckpointError`` on every rank when writing fails.
         """
         run, ranks = self.run, self.run.ranks
         failpoint("checkpoint.before_sending")
         rngs = ranks.collect(checkpoint_files.rng_to_bytes(), "the states of the random generators")
+        fixed_R = [] if fixed is None else ranks.collect(fixed, "the fixed log-probabilities of the batch")
 
         optimizer_state = reference_state = None
         if not run.settings.save_only_model:
@@ -135,6 +142,8 @@ class Checkpoints:
                     checkpoint_files.save_scaler(temporary, scaler)
                     for rank, rng in enumerate(rngs):
                         checkpoint_files.save_rng(temporary, rng, rank)
+                    for rank, logprobs in enumerate(fixed_R):
+                        (temporary / BATCH.format(rank)).write_bytes(logprobs)
                     if run.reference is not None:
                         run.reference.save(temporary, reference_state)
                 name = str(getattr(run.model, "name_or_path", "") or "")
@@ -146,6 +155,13 @@ class Checkpoints:
             return state.best_model_checkpoint
 
         state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
+
+    def restore_fixed(self, folder: Path, rows_S: Sequence[list[PackedRow]]) -> None:
+        """Store in this rank's rows what ``save`` was given as ``fixed``; a checkpoint of version 0.2.0 has none."""
+        path = folder / BATCH.format(self.run.ranks.rank)
+        if path.exists():
+            with checkpoint_files.reading(folder):
+                old_logprobs.restore(rows_S, path.read_bytes())
 
     # --- resume -------------------------------------------------------------------------------------------------
 
