@@ -245,10 +245,7 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
     With ``updates_per_batch`` above 1, ``updates`` has that many parts, and the batch the rows of all of them.
     """
     groups, discarded = ([group.limited(settings) for group in part] for part in (groups, discarded))
-    credited = [
-        _Credited(group, advantages, _samples_of(group, advantages, settings), group.is_dead(settings))
-        for group, advantages in _credit(groups, settings)
-    ]
+    credited = _credited(groups, settings)
     whole = _step(credited, discarded, settings, world)
     if settings.updates_per_batch == 1:
         return whole
@@ -358,27 +355,27 @@ def _step(credited: Sequence[_Credited], discarded: Sequence[Group], settings: B
     )
 
 
-def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[tuple[Group, list[Advantages]]]:
-    """Each group with the advantages of its rollouts."""
+def _credited(groups: Sequence[Group], settings: BatchSettings) -> list[_Credited]:
+    """Each group with the advantages and samples of its rollouts."""
     siblings_G = [group.siblings(settings) for group in groups]
-    credited = iter(credit([siblings for parts in siblings_G for siblings in parts], settings))
-    pairs = []
+    values = iter(credit([siblings for parts in siblings_G for siblings in parts], settings))
+    credited = []
     for group, parts in zip(groups, siblings_G, strict=True):
         advantages: list[Advantages] = [{} for _ in group.rollouts]
         for part in parts:
-            for number, value in zip(part.members or range(len(group.rollouts)), next(credited), strict=True):
+            for number, value in zip(part.members or range(len(group.rollouts)), next(values), strict=True):
                 advantages[number][part.role] = value
-        pairs.append((group, [given or {"": math.nan} for given in advantages]))
-    return pairs
+        advantages = [given or {"": math.nan} for given in advantages]
+        samples, is_dead = _samples_of(group, advantages, settings), not has_signal(parts, settings)
+        credited.append(_Credited(group, advantages, samples, is_dead))
+    return credited
 
 
 def _mean_advantage(rollout: Rollout, advantages: Advantages) -> float:
     """The mean over the turns that have an advantage; NaN without any."""
-    if rollout.role_rewards:
-        parts = [np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()]
-        values = np.concatenate(parts)
-    else:
-        values = np.atleast_1d(advantages[""])
+    if isinstance(value := advantages.get(""), float):
+        return value
+    values = np.concatenate([np.broadcast_to(a, len(_turns_of(rollout, role))) for role, a in advantages.items()])
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan
 

@@ -105,7 +105,7 @@ def credit(siblings: Sequence[Siblings], settings: CreditSettings) -> list[list[
         credited = _of_rollouts(compared, settings)
     weight, remaining = settings.negative_advantage_weight, iter(credited)
     if weight != 1:
-        remaining = iter([[np.where(np.less(a, 0), np.multiply(a, weight), a) for a in part] for part in credited])
+        remaining = iter([[np.where(np.less(a, 0), np.multiply(a, weight), a)[()] for a in part] for part in credited])
     return [next(remaining) if part.is_compared else list(part.values) for part in siblings]
 
 
