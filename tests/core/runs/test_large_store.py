@@ -219,7 +219,7 @@ def test_an_index_is_kept_while_the_run_goes_on(tmp_path, monkeypatch):
     whole = evaluate(tmp_path / "run", environment(), model(), True, part_rows=4, on_progress=copy, max_concurrent=1)
     sizes = [(each / INDEX_NAME).stat().st_size if (each / INDEX_NAME).exists() else 0 for each in copies]
     assert sizes == sorted(sizes)
-    assert len(set(sizes)) == 4  # none, and one to three blocks of four; the last is written at the end
+    assert len(set(sizes)) == 5  # none, and one to four parts of four
     read, add = [], index_file.RowIndex._add
     monkeypatch.setattr(
         index_file.RowIndex, "_add", lambda index, body, end: (read.append(body), add(index, body, end))

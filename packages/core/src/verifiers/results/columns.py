@@ -1,4 +1,4 @@
-"""Columns of an index in little memory: 1 to 8 bytes for a number or one of few names, 16 for a key.
+"""Columns of an index in little memory: 0 to 8 bytes for a number or one of few names, 16 for a key.
 
 All are read like lists, and a slice is a list. Values are held in blocks, each in the smallest type
 that holds all of its values.
@@ -7,6 +7,7 @@ that holds all of its values.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -57,19 +58,29 @@ class Column(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self[:])
 
+    def since(self, row: int) -> np.ndarray:
+        """The values from a row on, as an array."""
+        number, inside = divmod(row, self._block_rows)
+        return _joined(self._blocks[number:], self._kind)[inside:]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        values = _joined(self._blocks, self._kind)
+        values = self.since(0)
         return values if dtype is None else values.astype(dtype, copy=False)
 
 
 def smallest(values: np.ndarray, kind: str) -> np.ndarray:
-    """The values in the smallest type that holds each to the bit: NaN, and the sign of zero."""
+    """The values in the smallest type that holds each to the bit: NaN, and the sign of zero.
+
+    Equal values are a view of one.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         for smaller in _SMALLER.get(kind, ()):
             candidate = values.astype(smaller)
             if candidate.astype(kind).tobytes() == values.tobytes():
-                return candidate
-    return values
+                values = candidate
+                break
+    first = values[:1].copy()
+    return np.broadcast_to(first, len(values)) if first.tobytes() * len(values) == values.tobytes() else values
 
 
 def _joined(blocks: Sequence[np.ndarray], kind: str) -> np.ndarray:
@@ -141,7 +152,7 @@ class KeyColumn:
         self.codes = Column("S16")
         self.first_missing: int | None = None
         """The number of the first row without a key."""
-        self._order: tuple[np.ndarray, np.ndarray] = np.empty(0, "i8"), np.empty(0, "S16")
+        self.forget_order()
 
     def extend(self, keys: Iterable[str | None]) -> None:
         """Add the key of each row; None = it has none, and replaces no other."""
@@ -173,7 +184,7 @@ class KeyColumn:
 
     def forget_order(self) -> None:
         """Free what speeds up ``find``."""
-        self._order = self._order[0][:0], self._order[1][:0]
+        self._order: tuple[np.ndarray, np.ndarray] = np.empty(0, np.int64), np.empty(0, "S16")
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """(row numbers sorted_codes by key, then by row; the keys in this order)."""
@@ -217,7 +228,9 @@ class Selection(Sequence[Any]):
         return self._column[int(rows)]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_listed(np.asarray(self)))
+        values = np.asarray(self)
+        starts = range(0, len(values), _BLOCK_ROWS)  # a list of all values would take 32 bytes each
+        return itertools.chain.from_iterable(_listed(values[n : n + _BLOCK_ROWS]) for n in starts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         column = self._column

@@ -216,8 +216,7 @@ class RowIndex:
             raise TypeError(f"{self.path} was not written by this library")
         groups = {"columns": columns, "metrics": self.metrics, "usage": self.usage}
         values = {
-            group: {name: np.asarray(column)[first:] for name, column in members.items()}
-            for group, members in groups.items()
+            group: {name: column.since(first) for name, column in members.items()} for group, members in groups.items()
         }
         return {**values, "names": {name: self.columns[name].names for name in (*NAMES, *INNER_NAMES)}}
 

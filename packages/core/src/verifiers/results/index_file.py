@@ -81,10 +81,9 @@ class IndexFile:
         if not index.is_journal or index.failure is not None or not self.num_missing:
             return
         key = _user_key(is_made=True)
-        content = _packed(index.part(self._rows))
-        with open(index.path, "rb") as rows:
+        with _opened(self.path, os.O_RDWR | os.O_CREAT) as file, open(index.path, "rb") as rows:
+            content = _packed(index.part(self._rows))
             seal = self._sealed(key, rows, index.end, content)
-        with _opened(self.path, os.O_RDWR | os.O_CREAT) as file:
             os.ftruncate(file.fileno(), self._size)
             failpoint("index.append")
             os.lseek(file.fileno(), self._size, os.SEEK_SET)

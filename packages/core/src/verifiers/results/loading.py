@@ -90,6 +90,7 @@ def _indexed(
     if index.failure is not None:
         raise index.failure
     skipped = [*index.replaced, *(row for row in index.keys.find(outside).tolist() if row >= 0)]
+    index.keys.forget_order()
     numbers = np.delete(np.arange(len(index)), skipped)
     if isinstance(ids := index.columns["example"], Column):  # else the ids are of another program: texts
         siblings = np.fmax(np.asarray(index.columns["sibling"])[numbers], 0)  # NaN counts as 0

@@ -7,6 +7,7 @@ ended.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -44,7 +45,7 @@ class LargeRunStore(RunStore):
         """Whether the index could be written when it last had to be."""
         if file.exists():
             self._index_file.restore()
-            self._read()
+            self._read_and_keep()
             if (row := index.keys.first_missing) is not None:
                 raise no_key(file, row + 1)
         self.journal = stack.enter_context(self.directory.open_journal(checked=(index.end, len(index))))
@@ -68,6 +69,7 @@ class LargeRunStore(RunStore):
         self._rows[position] = rollout
 
     def outside(self) -> list[str]:
+        self._index.keys.forget_order()  # the plan was compared
         return [self._index.stored(row)["rollout_key"] for row in np.flatnonzero(self._is_newest).tolist()]
 
     def in_order(self) -> list[RolloutOutput]:
@@ -95,19 +97,23 @@ class LargeRunStore(RunStore):
     def _keep(self, jobs: list[Job], outputs: list[RolloutOutput], states: list[State]) -> None:
         self._num_unread += len(jobs)
         if self._num_unread >= READ_EVERY:
-            self._read()
+            self._num_unread = 0
+            self._read_and_keep()
 
-    def _read(self) -> None:
+    def _read_and_keep(self) -> None:
         """Index what was stored since, and keep each complete part. *Raises* JournalError."""
-        index, self._num_unread = self._index, 0
         while True:
-            index.read(max_rows=PART_ROWS - self._index_file.num_missing)
-            if index.failure is not None:
-                raise index.failure
+            self._read(PART_ROWS)
             if self._index_file.num_missing >= PART_ROWS:
                 self._keep_index()
-            if index.is_complete:
+            if self._index.is_complete:
                 return
+
+    def _read(self, max_rows: float = math.inf) -> None:
+        """Index what was stored since. *Raises* JournalError."""
+        self._index.read(max_rows=max_rows)
+        if self._index.failure is not None:
+            raise self._index.failure
 
     def _keep_index(self) -> None:
         """Write the rows of the index that are not yet kept."""
