@@ -122,6 +122,52 @@ def test_equal_models_are_told_apart_at_most_five_times_in_a_hundred(num_example
     assert naive / 300 > 0.2
 
 
+@pytest.mark.parametrize("counts", itertools.combinations([1, 2, 4, 8, 16], 2), ids=str)
+@pytest.mark.parametrize(("num_examples", "share"), [(6, 0.05), (16, 0.05), (16, 0.3), (40, 0.05)])
+def test_equal_models_with_unequal_numbers_of_rollouts_are_told_apart_as_rarely(counts, num_examples, share):
+    """The runs change places in half of the comparisons; interval and verdict agree."""
+    rng = np.random.default_rng([*counts, num_examples, int(100 * share)])
+    alarms = 0
+    for number in range(150):
+        some, more = (rng.random((num_examples, count)) < share for count in counts)
+        runs = [some.astype(float).tolist(), more.astype(float).tolist()]
+        found = difference(*runs[:: 1 if number % 2 else -1])
+        alarms += found.verdict != "not distinguishable"
+        assert (found.low > 0 or found.high < 0) == (found.p < 0.05)
+    assert alarms / 150 <= 0.1  # 5% and three standard errors of this simulation
+
+
+def test_sign_flips_of_unequal_numbers_of_rollouts_would_tell_equal_models_apart():
+    """Negative control: one rollout against sixteen, rarely right; the t test over examples likewise."""
+    rng = np.random.default_rng(5)
+    flipped = students = 0
+    for _ in range(200):
+        changes = (rng.random(16) < 0.05) - (rng.random((16, 16)) < 0.05).mean(axis=1)
+        flipped += sign_flip_test(changes[abs(changes) > 0]) < 0.05
+        _, low, high = t_interval(changes)
+        students += low > 0 or high < 0
+    assert flipped / 200 > 0.25
+    assert students / 200 > 0.25
+
+
+def test_examples_that_change_by_themselves_are_told_apart_as_rarely_with_unequal_numbers_of_rollouts():
+    """A change of the example that its siblings share: permuting rollouts would take it for the model's."""
+    rng = np.random.default_rng(6)
+    alarms = 0
+    for _ in range(300):
+        means = np.clip(rng.random((16, 1)) + rng.normal(0, 0.3, (2, 16, 1)), 0, 1)
+        alarms += difference(means[0].tolist(), np.repeat(means[1], 8, 1).tolist()).verdict != "not distinguishable"
+    assert alarms / 300 <= 0.085
+
+
+def test_a_clear_difference_is_found_with_unequal_numbers_of_rollouts():
+    """And the standard error is that of the rollouts that both could have drawn."""
+    found = difference([[0.0]] * 10, [[1.0, 1.0, 1.0, 0.0]] * 10)
+    assert (found.test, found.verdict) == ("t test", "better")
+    assert found.stderr == pytest.approx(math.sqrt(10 * standard.variance([0, 1, 1, 1, 0]) * 1.25) / 10)
+    assert difference([[0.0]], [[1.0, 1.0]]).verdict == "not distinguishable"
+
+
 # --- words ------------------------------------------------------------------------------------------------------------
 
 

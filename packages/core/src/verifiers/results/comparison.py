@@ -5,6 +5,11 @@ and the difference of two runs is taken within each example that both have. The 
 exact where that is possible: McNemar's test for 0/1 values, sign flips for at most ``MAX_FLIPPED`` examples that
 differ; else the t test. Over several metrics, environments and runs the p-values are adjusted by Holm's method.
 
+With unequal numbers of rollouts a difference is skewed even between equal models (one rollout that
+is rarely right, against the mean of sixteen), so that a sign is no coin and the spread of few
+examples says too little: the standard error is then at least that of rollouts which both runs could
+have drawn, and the test is the t test.
+
 A verdict is never "no difference": it says how many examples would show one of a given size. Unknown values (NaN) are
 left out; an example without a known value in one of the runs is not a pair.
 """
@@ -264,8 +269,9 @@ def paired_difference(
     pairs = [(a, b) for a, b in pairs if a and b]
     differences = np.array([mean(b) - mean(a) for a, b in pairs])
     is_binary = all(len(a) == len(b) == 1 and {*a, *b} <= {0.0, 1.0} for a, b in pairs)
-    stderr, low, high = t_interval(differences)
-    test, p = _tested(differences, is_binary)
+    is_balanced = all(len(a) == len(b) for a, b in pairs)
+    stderr, low, high = t_interval(differences, least_stderr=0.0 if is_balanced else pooled_stderr(pairs))
+    test, p = _tested(differences, stderr, is_binary, is_balanced)
     return Difference(
         env_id=run.env_id,
         baseline=baseline.name,
@@ -292,7 +298,20 @@ def paired_difference(
     )
 
 
-def t_interval(values: np.ndarray, alpha: float = ALPHA) -> tuple[float, float, float]:
+def pooled_stderr(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """Standard error of the mean difference if each example's rollouts are draws of one distribution.
+
+    The square root of sum over examples of S² (1/a + 1/b), over their number; S² is the variance of the
+    a + b rollouts of both runs. It is also the standard deviation of the difference when the rollouts
+    of each example are permuted.
+
+    *Source*: Fisher 1935, The Design of Experiments, section 21.
+    """
+    variances = [float(np.var([*a, *b], ddof=1)) * (1 / len(a) + 1 / len(b)) for a, b in pairs]
+    return math.sqrt(math.fsum(variances)) / len(pairs) if pairs else math.nan
+
+
+def t_interval(values: np.ndarray, alpha: float = ALPHA, least_stderr: float = 0.0) -> tuple[float, float, float]:
     """(standard error, low, high) of the mean of independent ``values`` [n]; NaN for fewer than two.
 
     A standard normal quantile in place of Student's would be too narrow for few values: with five it misses 12% of the
@@ -301,21 +320,20 @@ def t_interval(values: np.ndarray, alpha: float = ALPHA) -> tuple[float, float, 
     n = len(values)
     if n < 2:
         return math.nan, math.nan, math.nan
-    center, stderr = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
+    center, stderr = float(values.mean()), max(float(values.std(ddof=1)) / math.sqrt(n), least_stderr)
     half = t_quantile(1 - alpha / 2, n - 1) * stderr
     return stderr, center - half, center + half
 
 
-def _tested(differences: np.ndarray, is_binary: bool) -> tuple[str, float]:
+def _tested(differences: np.ndarray, stderr: float, is_binary: bool, is_balanced: bool) -> tuple[str, float]:
     """(name of the test, two-sided p) of the hypothesis that the differences [n] have mean 0."""
     changed = differences[abs(differences) > SAME]
     if not len(differences):
         return "none", math.nan
     if is_binary:
         return "McNemar, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
-    if len(changed) <= MAX_FLIPPED:
+    if len(changed) <= MAX_FLIPPED and (is_balanced or len(differences) == 1 or not len(changed)):
         return "sign flips, exact", sign_flip_test(changed)
-    stderr = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     if not stderr:  # all differ by the same amount
         return "sign test, exact", sign_test(int((changed > 0).sum()), int((changed < 0).sum()))
     t = float(differences.mean()) / stderr
