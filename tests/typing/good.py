@@ -54,6 +54,17 @@ class Guess(vf.MultiTurnEnv):
         self.logger.info("bye")
 
 
+class Plain(vf.MultiTurnEnv):
+    """Messages as plain dicts, read by key and by attribute."""
+
+    def env_response(self, messages: vf.Messages, state: vf.State) -> vf.Messages:
+        if messages[-1]["content"] == "stop":
+            return "Then stop."
+        if messages[-1].content == "again":
+            return [*messages, vf.UserMessage("Again.")]
+        return [{"role": "user", "content": "again"}]
+
+
 class OwnLoop(vf.SingleTurnEnv):
     """A rollout of the author's own."""
 
@@ -65,6 +76,31 @@ class OwnLoop(vf.SingleTurnEnv):
 
 def correct(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
     return float(parser.parse_answer(completion) == answer)
+
+
+def exact(completion: vf.Messages, answer: str) -> float:
+    return float(completion[-1]["content"] == answer)
+
+
+def always() -> float:
+    return 1.0
+
+
+async def of_everything(
+    prompt: vf.Messages,
+    completion: vf.Messages,
+    answer: str,
+    state: vf.State,
+    task: str,
+    info: vf.Info,
+    parser: vf.Parser,
+    **kwargs: Any,
+) -> float:
+    return float(completion[-1].content == answer and info["level"] == 1 and bool(state["trajectory"]))
+
+
+def best_of(completions: list[vf.Messages], answers: list[str]) -> list[float]:
+    return [float(text[-1]["content"] == answer) for text, answer in zip(completions, answers, strict=True)]
 
 
 def square(n: int) -> int:
@@ -81,6 +117,8 @@ def load_environment(num_examples: int = 100) -> vf.Environment:
 
 guess = Guess(7, dataset=ROWS, rubric=vf.Rubric([correct]))
 assert_type(guess, Guess)
+assert_type(vf.Rubric([exact, always, of_everything, best_of]), vf.Rubric)
+plain = Plain(dataset=ROWS, rubric=vf.Rubric([exact]))
 assert_type(guess.secret, int)
 assert_type(guess.rubric, vf.Rubric)
 assert_type(guess.parser, vf.Parser)
@@ -141,6 +179,8 @@ assert_type(guess.generate_sync(ROWS, ScriptedClient("4"), "m", rollouts_per_exa
 
 async def in_a_loop() -> None:
     assert_type(await guess.evaluate("local"), vf.GenerateOutputs)
+    assert_type(await vf.load_environment("reverse-text").evaluate(client, "m"), vf.GenerateOutputs)
+    assert_type(await plain.evaluate(vf.ClientConfig(), "m"), vf.GenerateOutputs)
     assert_type(await guess.a_evaluate(client, "my-model", {"temperature": 0.0}, 20), vf.GenerateOutputs)
     assert_type(await guess.generate(ROWS, client, "my-model"), vf.GenerateOutputs)
     assert_type(await guess.a_generate(None, client, "my-model", n_samples=8), vf.GenerateOutputs)

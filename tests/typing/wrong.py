@@ -38,6 +38,26 @@ env.evaluate_sync("local", resume="yes")  # flagged
 vf.load_environment(3)  # flagged
 env.evalute("local")  # flagged
 
+# --- an author's code
+
+
+class Wrong(vf.MultiTurnEnv):
+    def env_response(self, messages: vf.Messages) -> vf.Messages:  # flagged
+        return {"role": "user", "content": "again"}  # flagged
+
+    @vf.stop(prioritty=3)  # flagged
+    def enough(self, state: vf.State) -> bool:
+        return bool(state["trajectory"])
+
+    @vf.stop
+    def done(self, state: vf.State) -> bool:
+        return "yes"  # flagged
+
+
+def half(completion: vf.Messages) -> float:
+    return completion.content  # flagged
+
+
 # --- results
 results = env.evaluate_sync("local")
 results.rewrads  # flagged

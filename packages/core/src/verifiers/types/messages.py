@@ -84,7 +84,7 @@ class Message(dict[str, Any]):
         return cls(Path(path).read_text(encoding="utf-8"))  # type: ignore[arg-type]
 
 
-Messages: TypeAlias = "list[Message] | str"
+Messages: TypeAlias = Sequence[Any]
 
 
 class SystemMessage(Message):
