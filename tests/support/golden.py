@@ -1,8 +1,9 @@
 """Rollouts of every kind, and what a user, a file and the trainer see of each, as plain data.
 
-``python golden.py`` writes the dumps that ``tests/compat/test_golden_rollouts.py`` compares: ``tests/data/golden``, a
-file per kind, a rollout per line. They were written by commit 2889499; one that is written again says in its commit
-what changed for whom. The scripts are functions of the request, the clock and the ids of a run are left out.
+``PYTHONPATH=tests python tests/support/golden.py [KIND …]`` writes ``tests/data/golden``, a file per kind, a rollout
+per line, which ``tests/compat/test_golden_rollouts.py`` compares. Commit 2889499 wrote the first; a file that is
+written again says in its commit what changed for whom. The scripts are functions of the request; the clock and the ids
+of a run are left out.
 """
 
 from __future__ import annotations
@@ -118,10 +119,13 @@ def state_view(state: vf.State) -> dict[str, Any]:
 def rollout_view(rollout: Any) -> dict[str, Any]:
     """What the trainer is given."""
     turn = "prompt_ids completion_ids sampler_logprobs version is_truncated role num_tokens".split()
-    names = "reward metrics error stop is_truncated text turn_rewards advantage cause role_rewards".split()
+    names = "reward metrics stop is_truncated text turn_rewards advantage role_rewards".split()
+    error = rollout.error
     return {
         "turns": [{name: plain(getattr(item, name)) for name in turn} for item in rollout.turns],
         **{name: plain(getattr(rollout, name)) for name in names},
+        "error": None if error is None else plain(error.text),
+        "cause": None if error is None else plain(error.cause_and_place),
         "oldest_version": rollout.oldest_version,
         "num_sampled": rollout.num_sampled,
     }
