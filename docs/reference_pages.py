@@ -325,7 +325,7 @@ def _methods(value: Any) -> Iterator[tuple[str, str]]:
     if not inspect.isclass(value) or issubclass(value, Mapping):
         return
     for name, member in vars(value).items():
-        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else getattr(value, name)
         if name.startswith("_") or not inspect.isfunction(inspect.unwrap(function)) or not (function.__doc__ or ""):
             continue
         if function.__doc__.startswith(importlib.import_module("verifiers.compat").OLDER_FORM):

@@ -41,7 +41,7 @@ _MODULES: dict[str, str] = {
     "rollouts.rollout": "Timing",
     "rollouts.error_info": "ErrorInfo",
     "results.rows": "RolloutInput RolloutOutput",
-    "rubrics.scores": "RolloutScore RolloutScores",
+    "rubrics.scoring": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "
         "export_trajectories"

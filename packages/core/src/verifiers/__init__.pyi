@@ -111,7 +111,7 @@ from verifiers.rollouts.rollout import Timing
 from verifiers.rollouts.state import State
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
-from verifiers.rubrics.scores import RolloutScore, RolloutScores
+from verifiers.rubrics.scoring import RolloutScore, RolloutScores
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging
 from verifiers.types import (
     AssistantMessage,

@@ -59,14 +59,8 @@ RUBRIC_METHODS = {
     "cleanup": f"{_SCORING}:clean_up",
 }
 """Older methods of rubrics; see ``legacy_methods``."""
-SCORE_FIELDS = f"{_SCORING}:score_fields"
-"""Reads the arguments of ``score_rollout`` when they are not one ``State``."""
-SCORE_COLUMNS = f"{_SCORING}:score_group_by_columns"
-"""Scores a group by an overridden ``score_rollouts``."""
 RUBRIC_PROPERTIES = {"reward_funcs": "funcs", "reward_weights": "weights"}
 """Older names of attributes of rubrics, which may be assigned."""
-SCORE_DICTS = f"{_SCORING}:score_dicts"
-"""Scores plain dicts passed to ``score_group``."""
 
 RESULTS_OF_COLUMNS = "verifiers.legacy.columns:results_of_columns"
 """Reads the arguments of ``GenerateOutputs`` when they are columns."""
@@ -99,8 +93,6 @@ ENVIRONMENT_PROPERTIES = {
 """Attributes of environments that older tools read -> functions that compute them."""
 TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monitor_rubric"}
 """Likewise of tool environments."""
-MEMBERS_OF = "verifiers.environments.group:EnvGroup"
-"""Makes a group of the mapping that ``EnvGroupRubric`` was given in older versions."""
 TIMES = {name: f"{name}_ms" for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")}
 """Names below a rollout's timing whose values were seconds, most of them spans -> the present key, in milliseconds."""
 SECONDS_OF = "verifiers.legacy.timing:seconds_of"

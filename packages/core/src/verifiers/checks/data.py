@@ -225,7 +225,7 @@ def _texts(prompt: Messages) -> list[str]:
 
 
 def _check_answers(env: Environment, examples: Sequence[Example], findings: Findings) -> None:
-    functions = [f.name for f in env.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
+    functions = [f.name for f in env.rubric.functions if {"answer", "answers"} & set(f.required)]
     without = sum(example.row["answer"] == "" for example in examples)
     if functions and without:
         findings.warn(

@@ -17,7 +17,6 @@ from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringEr
 from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.rollouts.error_info import error_chain
 from verifiers.rollouts.state import State
-from verifiers.rubrics.rubric import PLURAL, SINGULAR, RewardFunction, overrides, unsupplied
 from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12
@@ -36,11 +35,11 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
             "pass the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
         )
     columns = set.intersection(*(set(example.row) for example in examples)) if examples else set()
-    broken = _not_suppliable(rubric.functions, columns)
-    for function, parameter, available in broken:
+    broken = [(f, *missing) for f in rubric.functions for missing in f.missing(columns).items()]
+    for function, parameter, message in broken:
         findings.error(
             "reward-parameter-that-cannot-be-injected",
-            unsupplied(function.name, parameter, available),
+            message,
             place_of(function.function),
             f"rename {parameter!r}, give it a default, or supply it: rubric.add_class_object({parameter!r}, …)",
         )
@@ -58,25 +57,10 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
     return {function.name for function, _, _ in broken}
 
 
-def _not_suppliable(
-    functions: Sequence[RewardFunction], columns: set[str]
-) -> list[tuple[RewardFunction, str, set[str]]]:
-    """(function, parameter, available names) of each required parameter without a value; providers are not checked."""
-    broken = []
-    for f in functions:
-        core = set(PLURAL) if f.is_group else set(SINGULAR)
-        available = core | columns | set(f.rubric.class_objects) | {"parser"}
-        provided = f.rubric.group_score_object_providers if f.is_group else f.rubric.score_object_providers
-        if not provided:
-            broken += [(f, parameter, available) for parameter in f.parameters.missing(available)]
-    return broken
-
-
 def _check_format_of_parser(env: Environment, findings: Findings) -> None:
     parser = env.parser
-    if getattr(type(parser), "format_reward", None) in _BY_DESIGN and not overrides(
-        parser, Parser, "get_format_reward_func"
-    ):
+    is_inherited = getattr(parser.get_format_reward_func, "__func__", None) is Parser.get_format_reward_func
+    if getattr(type(parser), "format_reward", None) in _BY_DESIGN and is_inherited:
         return
     try:
         earned = parser.get_format_reward_func()([AssistantMessage(PLAIN_TEXT)])

@@ -259,7 +259,7 @@ class Environment(Identified):
                 "no reward function has a weight, so every reward is unknown: pass rubric=vf.Rubric(funcs=[…]), or "
                 "score_rollouts=False"
             )
-        readers = [f.name for f in self.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
+        readers = [f.name for f in self.rubric.functions if {"answer", "answers"} & set(f.required)]
         prepares = type(self).setup_state is not Environment.setup_state  # may fill the answer
         if readers and sample and not prepares and all(example.row["answer"] == "" for example in sample):
             self.warn_once(

@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
-from verifiers.rubrics import Rubric
-from verifiers.rubrics.rubric import Plan, RewardFunction
+from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
+from verifiers.rubrics.arguments import RewardFunction
+from verifiers.rubrics.rubric import Semaphore
+from verifiers.rubrics.scoring import Plan, leave_unscored
 from verifiers.storage.identity import Free
 
 
 class EnvGroupRubric(Rubric):
-    """The rubric of an ``EnvGroup``, which creates it; or made of a mapping of names to environments."""
+    """The rubric of an ``EnvGroup``, which creates it."""
 
     def __init__(self, group: Annotated[Any, Free("the members have identities")]):
-        if isinstance(group, Mapping):  # an older form
-            group = compat.load(compat.MEMBERS_OF)(list(group.values()), env_names=list(group))
         self.group = group
         super().__init__()
 
@@ -31,17 +30,6 @@ class EnvGroupRubric(Rubric):
         return list({id(member.rubric): member.rubric for member in self.group.envs}.values())
 
     # --- declarations
-
-    @property
-    def env_map(self) -> dict[str, Any]:
-        """The members by name."""
-        members: dict[str, Any] = self.group.env_map
-        return members
-
-    @property
-    def all_reward_names(self) -> list[str]:
-        """The names of the members' functions, sorted, each once."""
-        return sorted({name for rubric in self.rubrics for name in rubric.get_reward_func_names()})
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
@@ -65,12 +53,6 @@ class EnvGroupRubric(Rubric):
     @weights.setter
     def weights(self, weights: Sequence[float]) -> None:
         raise ConfigError("weights are those of several rubrics; assign them to the rubric of a member", key="weights")
-
-    def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        return list(self.funcs)
-
-    def get_reward_weights(self) -> list[float]:
-        return list(self.weights)
 
     @property
     def has_group_rewards(self) -> bool:
@@ -138,28 +120,51 @@ class EnvGroupRubric(Rubric):
 
     # --- scoring
 
-    def scorer_of(self, state: State) -> Rubric:
-        """The rubric of the member that ran the rollout. *Raises* EnvironmentFault for a rollout of no member."""
-        member = self.group.for_row(state)
-        if member is self.group:
+    async def score_individual(self, state: State) -> None:
+        """By the rubric of the member; a rollout of no member stays unscored."""
+        for rubric, _ in self._by_rubric([state]):
+            await rubric.score_individual(state)
+
+    async def score_group_stage(self, states: Sequence[State]) -> None:
+        """By member: rollouts of two members are never compared."""
+        for rubric, members in self._by_rubric(states):
+            await rubric.score_group_stage(members)
+
+    async def score_rollout(self, state: State, score_sem: Semaphore | None = None) -> RolloutScore:
+        """By the rubric of the member. *Raises* EnvironmentFault for a rollout of no member."""
+        ((rubric, _),) = self._by_rubric([state], is_strict=True)
+        slot = {} if score_sem is None else {"score_sem": score_sem}  # a member's own method may take none
+        return await rubric.score_rollout(state, **slot)
+
+    async def score_group(self, states: Sequence[State], score_sem: Semaphore | None = None) -> RolloutScores:
+        """By member. *Raises* EnvironmentFault for a rollout of no member, before any is scored."""
+        slot = {} if score_sem is None else {"score_sem": score_sem}
+        for rubric, members in self._by_rubric(states, is_strict=True):
+            await rubric.score_group(members, **slot)
+        return RolloutScores.of(states)
+
+    async def run_cleanup(self, states: Sequence[State]) -> None:
+        """The handlers of each member with its rollouts."""
+        for rubric, members in self._by_rubric(states):
+            await rubric.run_cleanup(members)
+
+    # --- private
+
+    def _by_rubric(self, states: Sequence[State], is_strict: bool = False) -> list[tuple[Rubric, list[State]]]:
+        """The rollouts of each member with its rubric; those of no member are refused or left unscored."""
+        by_member: dict[int, tuple[Any, list[State]]] = {}
+        for state in states:
+            member = self.group.for_row(state)
+            by_member.setdefault(id(member), (member, []))[1].append(state)
+        _, unrouted = by_member.pop(id(self.group), (None, []))
+        if unrouted and is_strict:
             raise EnvironmentFault(
                 f"the state belongs to no environment of the group ({', '.join(self.group.env_names)}); routing reads "
                 "info['env_id'], then task",
                 hook="for_row",
             )
-        rubric: Rubric = member.rubric
-        return rubric
-
-    def by_scorer(self, states: Sequence[State]) -> Sequence[tuple[Rubric | None, Sequence[State]]]:
-        """Split rollouts by member, each part with its rubric: rollouts of two members are never compared."""
-        by_member: dict[int, tuple[Rubric | None, list[State]]] = {}
-        for state in states:
-            member = self.group.for_row(state)
-            rubric = None if member is self.group else member.rubric
-            by_member.setdefault(id(member), (rubric, []))[1].append(state)
-        return list(by_member.values())
-
-    # --- private
+        leave_unscored(unrouted)
+        return [(member.rubric, members) for member, members in by_member.values()]
 
     def _each(self, method: str, *args: object, **kwargs: object) -> None:
         for rubric in self.rubrics:

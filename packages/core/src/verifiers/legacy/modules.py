@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 else:  # importlib.abc imports tempfile and shutil, which would be a third of ``import verifiers``
     Loader = MetaPathFinder = object
 
+ADAPTED = {
+    "rubrics.rubric": "verifiers.legacy.scoring:adapt_rubrics",
+    "environments.group_rubric": "verifiers.legacy.scoring:adapt_group_rubric",
+}
+"""Module -> the function that gives its classes their older forms; called with the module once it is imported."""
 PACKAGE = "verifiers"
 TRAINER = "verifiers_trainer"
 
@@ -71,7 +76,7 @@ def register() -> None:
     if not any(isinstance(finder, _RealModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _RealModules())
         for path in _RealModules.paths & sys.modules.keys():
-            _add_fallback(sys.modules[path])
+            _add_older_forms(sys.modules[path])
 
 
 def resolve(module: str, name: str) -> Any:
@@ -101,9 +106,9 @@ def resolve(module: str, name: str) -> Any:
 
 
 class _RealModules(MetaPathFinder):
-    """Finds existing modules of ``compat.MODULE_NAMES`` and wraps their loader to add the older names."""
+    """Finds existing modules of ``compat.MODULE_NAMES`` and ``ADAPTED``; adds the older forms on loading."""
 
-    paths = frozenset(f"{PACKAGE}.{short}" for short in compat.MODULE_NAMES if short not in compat.MODULES)
+    paths = frozenset(f"{PACKAGE}.{short}" for short in {*compat.MODULE_NAMES, *ADAPTED} if short not in compat.MODULES)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -117,7 +122,7 @@ class _RealModules(MetaPathFinder):
 
 
 class _WithOlderNames(Loader):
-    """Loads a module with its original loader, then sets a ``__getattr__`` that also resolves older names."""
+    """Loads a module with its original loader, then adds its older names and adapts its classes."""
 
     def __init__(self, loader: Loader):
         self._loader = loader
@@ -133,7 +138,15 @@ class _WithOlderNames(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        _add_older_forms(module)
+
+
+def _add_older_forms(module: ModuleType) -> None:
+    short = module.__name__.removeprefix(f"{PACKAGE}.")
+    if short in compat.MODULE_NAMES:
         _add_fallback(module)
+    if short in ADAPTED:
+        compat.load(ADAPTED[short])(module)
 
 
 def _add_fallback(module: ModuleType) -> None:

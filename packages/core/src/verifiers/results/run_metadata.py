@@ -21,7 +21,7 @@ from verifiers.errors import ScoringError
 from verifiers.results.rows import RolloutOutput, example_key
 from verifiers.results.statistics import clustered_stderr, known_sum, mean, pass_rates, percentiles, solved
 from verifiers.rollouts.error_info import ErrorInfo
-from verifiers.rubrics.rubric import SUCCESS
+from verifiers.rubrics.scoring import SUCCESS
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:

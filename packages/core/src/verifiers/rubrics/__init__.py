@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verifiers.rubrics.math_rubric import MathRubric
     from verifiers.rubrics.rubric import Rubric
     from verifiers.rubrics.rubric_group import RubricGroup
-    from verifiers.rubrics.scores import RolloutScore, RolloutScores
+    from verifiers.rubrics.scoring import RolloutScore, RolloutScores
     from verifiers.rubrics.tool_rubric import ToolRubric
 
 __all__ = [
@@ -32,8 +32,8 @@ _LAZY = {
     "HybridMathRubric": "hybrid_math_rubric",
     "JudgeRubric": "judge_rubric",
     "MathRubric": "math_rubric",
-    "RolloutScore": "scores",
-    "RolloutScores": "scores",
+    "RolloutScore": "scoring",
+    "RolloutScores": "scoring",
     "Rubric": "rubric",
     "RubricGroup": "rubric_group",
     "ToolRubric": "tool_rubric",

@@ -23,7 +23,8 @@ from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError
 from verifiers.rubrics import judging
-from verifiers.rubrics.rubric import RewardFunction, Rubric, ScoringOptions
+from verifiers.rubrics.arguments import RewardFunction
+from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import ModelRequest, Response, UserMessage

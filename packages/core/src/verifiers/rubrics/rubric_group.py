@@ -1,7 +1,7 @@
 """``RubricGroup``: several rubrics scored in one pass, each with a group weight.
 
 The reward is the sum over children of group weight times the child's reward; functions keep the parser and objects of
-their own rubric. ``rubric`` runs the functions.
+their own rubric. ``scoring`` runs the functions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
-from verifiers.rubrics.rubric import Plan, RewardFunction, Rubric, ScoringOptions, finite_weight
+from verifiers.rubrics.arguments import RewardFunction, finite_weight
+from verifiers.rubrics.rubric import Handler, Rubric, ScoringOptions
+from verifiers.rubrics.scoring import Plan
 from verifiers.runtime.signatures import spell_out
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ class RubricGroup(Rubric):
                 raise ConfigError(f"RubricGroup takes rubrics, not {type(rubric).__name__}")
         self.rubrics = list(rubrics)
         self.names = _checked_names(names, len(self.rubrics))
-        self._child_plans: list[Plan] = []
         super().__init__(**kwargs)
         self._group_weights = [1.0] * len(self.rubrics)
         self.set_group_weights([1.0] * len(self.rubrics) if weights is None else weights)
@@ -95,7 +96,8 @@ class RubricGroup(Rubric):
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
         """The children's functions in order; duplicates of a name become ``name_2``, ``name_3``."""
-        return tuple(function for functions in self._by_child() for function in functions)
+        by_child = _distinct([child.functions for child in self.rubrics])
+        return tuple(function for functions in by_child for function in functions)
 
     @property
     def funcs(self) -> Sequence[Callable[..., Any]]:
@@ -115,29 +117,10 @@ class RubricGroup(Rubric):
     def weights(self, weights: Sequence[float]) -> None:
         raise ConfigError("weights are those of several rubrics; assign them to a rubric of the group", key="weights")
 
-    def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        return list(self.funcs)
-
-    def get_reward_weights(self) -> list[float]:
-        return list(self.weights)
-
     def check_needs(self) -> None:
         """Check every child."""
         for child in self.rubrics:
             child.check_needs()
-
-    @property
-    def success_metric(self) -> str | None:
-        """``success`` of the group, else of the first child that names one.
-
-        *Raises* ConfigError when no function has that name.
-        """
-        if isinstance(self.success, str):
-            return super().success_metric
-        for child, functions in zip(self.rubrics, self._by_child(), strict=True):
-            if (name := child.success_metric) is not None:
-                return functions[child.get_reward_func_names().index(name)].name
-        return None
 
     @property
     def advantage_function(self) -> RewardFunction | None:
@@ -159,26 +142,27 @@ class RubricGroup(Rubric):
         if len(new) != len(self.rubrics):
             raise ConfigError(f"{len(self.rubrics)} rubrics and {len(new)} group weights; give one per rubric")
         self._group_weights = [finite_weight(weight, name) for weight, name in zip(new, self.names, strict=True)]
-        self.changed()
 
     def plan(self) -> Plan:
-        """The children's plans combined; compiled again when a child's plan or a weight has changed."""
-        children = [child.plan() for child in self.rubrics]
-        is_renamed = self._planned_success is not self.success
-        if (
-            self._plan is None
-            or is_renamed
-            or any(old is not new for old, new in zip(self._child_plans, children, strict=True))
-        ):
-            self._child_plans, self._planned_success = children, self.success
-            self._plan = self._compiled(children)
-        return self._plan
+        """The children's plans combined; ``success`` is that of the group, else of the first child that names one."""
+        plans = [child.plan() for child in self.rubrics]
+        by_child = _distinct([plan.functions for plan in plans])
+        weights: dict[str, float] = {}
+        success = None
+        for plan, renamed, factor in zip(plans, by_child, self._group_weights, strict=True):
+            names = {f.name: new.name for f, new in zip(plan.functions, renamed, strict=True)}
+            if factor != 0:
+                weights |= {names[name]: factor * weight for name, weight in plan.weights.items()}
+            if success is None and plan.success is not None:
+                success = names[plan.success]
+        functions = [function for renamed in by_child for function in renamed]
+        if isinstance(self.success, str):
+            success = self.success_among(functions)
+        return Plan(functions, weights, all(plan.parallel for plan in plans), self.advantage_function, success)
 
-    def declared_cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
+    def cleanup_handlers(self) -> list[Handler]:
         """The children's handlers, then its own."""
-        return [
-            pair for child in self.rubrics for pair in child.cleanup_handlers()
-        ] + super().declared_cleanup_handlers()
+        return [pair for child in self.rubrics for pair in child.cleanup_handlers()] + super().cleanup_handlers()
 
     async def teardown(self) -> None:
         """Run the ``@teardown`` methods of the children, then its own."""
@@ -186,38 +170,19 @@ class RubricGroup(Rubric):
             await child.teardown()
         await super().teardown()
 
-    def _by_child(self) -> list[list[RewardFunction]]:
-        used_names: set[str] = set()
-        renamed: list[list[RewardFunction]] = []
-        for child in self.rubrics:
-            functions = [_distinct(function, used_names) for function in child.functions]
-            used_names.update(function.name for function in functions)
-            renamed.append(functions)
-        return renamed
 
-    def _compiled(self, plans: Sequence[Plan]) -> Plan:
-        by_child = self._by_child()
-        weights: dict[str, float] = {}
-        for child, plan, functions, factor in zip(self.rubrics, plans, by_child, self._group_weights, strict=True):
-            for original, function in zip(child.functions, functions, strict=True):
-                if original.name in plan.weights and factor != 0:
-                    weights[function.name] = factor * plan.weights[original.name]
-        return Plan.of(
-            [function for functions in by_child for function in functions],
-            weights,
-            [rubric for plan in plans for rubric in plan.rubrics],
-            all(plan.parallel for plan in plans),
-            self.advantage_function,
-            self.success_metric,
-        )
+def _distinct(by_child: Sequence[Sequence[RewardFunction]]) -> list[list[RewardFunction]]:
+    """The functions of each child; those whose name a child before has are renamed: ``name_2``, ``name_3``."""
+    used: set[str] = set()
+    distinct: list[list[RewardFunction]] = []
+    for functions in by_child:
+        distinct.append([f if f.name not in used else f.rubric.renamed(f, _free_name(f.name, used)) for f in functions])
+        used.update(f.name for f in distinct[-1])
+    return distinct
 
 
-def _distinct(function: RewardFunction, used_names: set[str]) -> RewardFunction:
-    if function.name not in used_names:
-        return function
-    names = (f"{function.name}_{number}" for number in range(2, len(used_names) + 3))
-    renamed: RewardFunction = function.rubric.renamed(function, next(name for name in names if name not in used_names))
-    return renamed
+def _free_name(name: str, used: set[str]) -> str:
+    return next(free for number in range(2, len(used) + 3) if (free := f"{name}_{number}") not in used)
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:

@@ -54,8 +54,8 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.rubric import ArgumentResolver, finite_value, leave_unscored, scoring_error
-from verifiers.runtime.calls import is_awaitable, maybe_await, num_positional
+from verifiers.rubrics.scoring import leave_unscored, measure, scoring_error
+from verifiers.runtime.calls import maybe_await, num_positional
 from verifiers.storage.directory import RunDirectory
 from verifiers.storage.identity import EnvironmentParts, rollout_key
 from verifiers.storage.journal import Journal
@@ -472,24 +472,11 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
         state.waiting_for = None
     else:
         leave_unscored([state])
-    await _monitor(env.for_row(state), state)
+    ran = env.for_row(state)
+    await measure(ran.monitor_rubric.functions, state, ran.logger)
     timing = state["timing"]
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
-
-
-async def _monitor(env: RunEnvironment, state: State) -> None:
-    """Add the metrics of ``env.monitor_rubric`` whose names the rubric does not use."""
-    functions = env.monitor_rubric.functions
-    resolver = ArgumentResolver(state, functions)
-    for function in functions:
-        try:
-            value = function(resolver)
-            value = finite_value(await value if is_awaitable(value) else value, function.name)
-        except Exception as error:  # noqa: BLE001 - must not fail the rollout: logged, value unknown
-            env.logger.warning("monitor metric %s failed: %s", function.name, error)
-            value = math.nan
-        state["metrics"].setdefault(function.name, value)
 
 
 # --- the rollouts of one example

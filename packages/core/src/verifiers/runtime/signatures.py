@@ -1,10 +1,14 @@
-"""Signatures for ``help()`` and editors: the keys of a TypedDict behind ``**options`` are listed as parameters."""
+"""Keywords behind ``**options``: listed as parameters for ``help()`` and editors, or set as attributes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from verifiers.compat import parameters_of
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import check_keywords, close_match
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,3 +46,22 @@ def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., An
         return function
 
     return decorate
+
+
+def set_extra_attributes(target: object, keywords: Mapping[str, Any]) -> None:
+    """Set the keywords of a subclass that are no parameters as attributes of ``target``.
+
+    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for one that resembles a
+    parameter, unless the subclass declares it, and for one that would hide a method or property.
+    """
+    cls: Any = type(target)
+    parameters = parameters_of(cls)
+    if keywords and cls.__module__.partition(".")[0] == "verifiers":
+        check_keywords(keywords, parameters, cls.__name__)
+    for name, value in keywords.items():
+        if name not in parameters and (near := close_match(name, parameters)):
+            raise ConfigError(f"{cls.__name__} has no parameter {name!r}; did you mean {near!r}?", key=name)
+        member = getattr(cls, name, None)
+        if callable(member) or isinstance(member, property):
+            raise ConfigError(f"{name!r} would hide {cls.__name__}.{name}; choose another name", key=name)
+        setattr(target, name, value)

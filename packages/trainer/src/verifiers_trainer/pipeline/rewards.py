@@ -14,8 +14,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
-from verifiers.rubrics import Rubric
-from verifiers.rubrics.rubric import overrides
+from verifiers.rubrics.scoring import weighted
 from verifiers.runtime.calls import maybe_await
 from verifiers_trainer.pipeline import subclass_hooks
 
@@ -67,15 +66,10 @@ def reward_of(env: Environment, state: State) -> float:
     A rubric that overrides scoring keeps its computed reward.
     """
     rubric = env.for_row(state).rubric
-    if overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group"):
+    if rubric.scores_itself:
         reward = state["reward"]
         return math.nan if reward is None else float(reward)
     return weighted(rubric.plan().weights, state["metrics"])
-
-
-def weighted(weights: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """Σ weight · score; NaN when a weighted score is missing or unknown."""
-    return sum((weight * scores.get(name, math.nan) for name, weight in weights.items()), 0.0)
 
 
 def _prompt(prompt: object) -> Any:

@@ -22,7 +22,6 @@ from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.rubric import overrides
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
@@ -286,7 +285,7 @@ def check_advantage(env: Environment, advantage: object) -> None:
             log.warning(
                 "the @vf.advantage method of %s is not used: the setting advantage is %r", _name_of(env), advantage
             )
-    elif not all(rubric.has_advantages or overrides(rubric, Rubric, "score_group") for rubric in rubrics):
+    elif not all(rubric.has_advantages or rubric.scores_groups for rubric in rubrics):
         raise ConfigError(
             f"advantage='environment', and a rubric of {_name_of(env)} has no @vf.advantage method to compute it: "
             "write one, or set advantage='mean'"

@@ -22,7 +22,7 @@ from typing import Any
 from verifiers.errors import RunError, WorkerLost
 from verifiers.rollouts.loop import conclude
 from verifiers.rollouts.state import State
-from verifiers.rubrics.rubric import leave_unscored
+from verifiers.rubrics.scoring import leave_unscored
 from verifiers.runs.runner import Job, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import Channel, OpenChannel
 from verifiers.runs.workers.messages import (
