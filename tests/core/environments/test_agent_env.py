@@ -5,7 +5,6 @@ import functools
 import json
 import subprocess
 import sys
-import tarfile
 import time
 
 import openai
@@ -13,7 +12,6 @@ import pytest
 
 import verifiers as vf
 from support.agents import CLAUDE, CLIENT, WRITER
-from verifiers.environments.agents.process import _harmless
 from verifiers.sandbox import backend_for
 from verifiers.testing import ScriptedClient
 
@@ -108,22 +106,41 @@ def test_the_work_folder_is_kept_on_request(tmp_path):
     assert (folder / "answer.txt").read_text() == "42"
 
 
-@pytest.mark.parametrize("has_filters", [True, False], ids=["filters", "Python before 3.11.4"])
-def test_what_leads_out_of_the_work_folder_is_not_kept_and_costs_nothing_else(tmp_path, monkeypatch, has_filters):
-    if not has_filters:
-        monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    elif not hasattr(tarfile, "data_filter"):
-        pytest.skip("this Python has no filters of archives: 3.11.4 does")
+def test_what_leads_out_of_the_work_folder_is_not_kept_and_costs_nothing_else(tmp_path):
     links = "import os; os.symlink('/etc', 'out'); os.symlink('answer.txt', 'inside')\n"
     output = only(run(links + WRITER, keep_workdirs=tmp_path))
     assert (output.reward, output.error) == (1.0, None)
     (folder,) = tmp_path.iterdir()
     assert (folder / "answer.txt").read_text() == "42"
     assert not (folder / "out").is_symlink()
-    assert (folder / "inside").is_symlink() == has_filters
+    assert (folder / "inside").is_symlink()
     (note,) = output["agent"]["notes"]
-    assert "the copy of the work folder is without" in note
-    assert "out" in note
+    assert "the copy of the work folder is without out, which lead out of it" in note
+
+
+DAEMON = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    while True:
+        for name in ("answer.txt", "../work.tar"):
+            open("swap", "w").write("changed")
+            os.replace("swap", name)
+"""
+
+
+def test_what_the_agent_leaves_running_changes_no_file_that_is_read(tmp_path):
+    """It is named as left; the control is the answer, which the daemon does change while the agent runs."""
+    script = WRITER + DAEMON + "import time\nwhile open('answer.txt').read() != 'changed':\n    time.sleep(0.01)\n"
+    output = only(run(script, keep_workdirs=tmp_path))
+    assert output["agent"]["left"] == ["python3"]
+    assert output["agent"]["notes"] == []
+    assert output["files"]["answer.txt"] == "changed"
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "answer.txt").read_text() == "changed"
 
 
 def test_a_work_folder_that_cannot_be_kept_costs_no_rollout(tmp_path):
@@ -131,16 +148,6 @@ def test_a_work_folder_that_cannot_be_kept_costs_no_rollout(tmp_path):
     output = only(run(keep_workdirs=tmp_path / "file"))
     assert (output.reward, output.error) == (1.0, None)
     assert "the work folder was not kept as a whole" in output["agent"]["notes"][0]
-
-
-def test_only_files_and_folders_are_harmless_without_filters(monkeypatch):
-    monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    kinds = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}
-    members = [tarfile.TarInfo(name) for name in (*kinds, "/absolute", "../above", "a/../../above")]
-    for member in members:
-        member.type, member.mode = kinds.get(member.name, tarfile.REGTYPE), 0o6777
-    assert [member.name for member in members if _harmless(member, "/kept") is not None] == ["file", "folder"]
-    assert members[0].mode == 0o755
 
 
 def test_a_file_that_the_command_names_is_there(tmp_path, monkeypatch):

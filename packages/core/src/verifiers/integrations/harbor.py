@@ -13,13 +13,10 @@ Imported by Harbor only: it needs the package ``harbor`` (0.26.0, Python 3.12 or
 from __future__ import annotations
 
 import asyncio
-import io
 import posixpath
-import tarfile
 from pathlib import Path
-from typing import Any
 
-from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_filter
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 
 from verifiers.environments.harbor import building
@@ -29,6 +26,7 @@ from verifiers.errors import ConfigError, SandboxError
 from verifiers.sandbox import Sandbox as Session
 from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.transfer import pack, put, take
+from verifiers.sandbox.unpacking import unpack_sent
 
 WALL_S = 6 * 3600.0
 """Longest life of one sandbox; Harbor's own limits are shorter."""
@@ -183,17 +181,9 @@ class Sandbox(BaseEnvironment):  # type: ignore[misc]  # Harbor is not installed
         packed = await take(self._running(), source_dir)
         if packed is None or not packed.is_folder:
             raise FileNotFoundError(f"{source_dir} is no folder of the sandbox")
-        await asyncio.to_thread(_extract, packed.archive, Path(target_dir))
+        await asyncio.to_thread(unpack_sent, packed.archive, Path(target_dir))  # what leads out is left out
 
     def _running(self) -> Session:
         if self._session is None:
             raise SandboxError(f"{self.environment_name}: the sandbox is not running; start() opens it")
         return self._session
-
-
-def _extract(archive: bytes, folder: Path) -> None:
-    """Unpack an untrusted archive below a folder with Harbor's filter, which refuses what would leave it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    filter_: Any = transfer_tar_filter
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        opened.extractall(folder, filter=filter_)

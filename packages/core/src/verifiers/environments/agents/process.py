@@ -17,8 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from verifiers.environments.agents import inside
@@ -27,6 +26,7 @@ from verifiers.environments.agents.gateway import MODEL, SOCKET, Route, gateway
 from verifiers.errors import AgentError, ConfigError, SandboxError, SandboxLimit
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec
 from verifiers.sandbox.host.mounts import interpreter
+from verifiers.sandbox.unpacking import unpack_sent
 
 PORT = 8000
 """Where the model's API is, inside: ``http://127.0.0.1:8000``."""
@@ -289,6 +289,8 @@ class AgentProcess:
         ending, limits = self.ending, self._limits
         self.is_collected = True
         try:
+            if patterns or keep is not None:
+                await self._sandbox.restart()  # what the agent left running could change files while they are read
             content = await self._sandbox.read_file(self._places.log)
             output, ending.log_bytes = inside.output_of(content, limits.max_log_bytes)
             ending.log = output.decode("utf-8", "replace")
@@ -300,7 +302,7 @@ class AgentProcess:
                 ending.files[name] = _text(data)
             if keep is not None:
                 await self._keep(keep)
-        except (SandboxError, OSError) as error:
+        except (SandboxError, OSError, ValueError, TypeError) as error:  # the latter for an answer that is no list
             ending.notes.append(f"the sandbox could not be read: {error}")
 
     async def _matching(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -321,18 +323,9 @@ class AgentProcess:
             return
         packed = await self._sandbox.read_file(target)
 
-        def unpack() -> list[str]:
-            keep.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(fileobj=BytesIO(packed)) as file:
-                members = file.getmembers()
-                safe = [member for member in members if _harmless(member, str(keep)) is not None]
-                file.extraction_filter = getattr(tarfile, "data_filter", None)
-                file.extractall(keep, safe)
-            return [member.name for member in members if member not in safe]
-
         try:
-            left_out = await asyncio.to_thread(unpack)
-        except (OSError, LookupError, tarfile.TarError) as error:  # a copy for people costs no rollout
+            left_out = await asyncio.to_thread(unpack_sent, packed, keep)
+        except (OSError, tarfile.TarError) as error:  # a copy for people costs no rollout
             self.ending.notes.append(f"the work folder was not kept as a whole: {error}")
             return
         if left_out:
@@ -379,22 +372,6 @@ class AgentProcess:
             "alone": places.is_isolated,
         }
         await self._sandbox.write_file(f"{places.root}/settings.json", json.dumps(settings))
-
-
-def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """The member as it may be unpacked below a folder; None for one that leads out of it.
-
-    Python before 3.11.4 cannot tell where links lead: only files and folders are unpacked there.
-    """
-    if hasattr(tarfile, "data_filter"):
-        try:
-            return tarfile.data_filter(member, folder)
-        except tarfile.FilterError:
-            return None
-    name = PurePosixPath(member.name)
-    member.mode &= 0o755
-    is_inside = not name.is_absolute() and ".." not in name.parts
-    return member if is_inside and (member.isreg() or member.isdir()) else None
 
 
 def _text(data: bytes) -> str | bytes:

@@ -5,8 +5,9 @@ save``), or a layout of the Open Container Initiative, as a folder or an archive
 two bring the variables and the work folder of the image along.
 
 Promise: nothing is downloaded or executed. An archive is unpacked below one new folder: names that lead out of it are
-refused, links are followed as if that folder were the root, device files are left out. A folder appears in the cache
-under its name only when it is complete, and layers are checked against their digests.
+refused, links are followed as if that folder were the root, device files are left out (``sandbox.unpacking``). A folder
+appears in the cache under its name only when it is complete: archives have their end marks, layers their digests. What
+is unpacked is bounded by the size of its source (``MAX_RATIO``).
 
 *Source*: https://github.com/opencontainers/image-spec (``layer.md``, ``image-layout.md``, ``config.md``).
 """
@@ -15,35 +16,42 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import logging
+import lzma
 import os
 import platform
 import re
 import shutil
-import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_stream
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.sandbox.host.mounts import IMAGE_ENVIRONMENT
 from verifiers.sandbox.host.zygotes import owner
+from verifiers.sandbox.unpacking import Budget, Stream, decompressed, members, unpack
 
 HOST = "host"
 """In place of an image: this machine's system programs, read-only."""
 SUFFIXES = ("", ".tar", ".tar.gz", ".tgz", ".tar.xz")
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Name of this machine -> in an image's index."""
-MAX_LINKS = 40
-WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
+MAX_RATIO, SMALL = 100, 2**24
+"""A source may unpack to so many times its size, and to ``SMALL`` bytes more."""
+MAX_PARTS = 10_000
+"""Most files of an image's archive; a root file system has more."""
+MAX_JSON_BYTES = 2**22
 CHUNK = 2**20
 DONE = "image.json"
+MALFORMED = (AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, zlib.error, lzma.LZMAError)
+"""Errors of reading what a stranger wrote; nested JSON and links in a circle are a RuntimeError."""
 
 Images = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
 """Image of a ``FROM`` -> "host" or a source; or a folder with a source for each image."""
@@ -83,10 +91,11 @@ def _find(name: str, images: Images, task: str) -> Image:
         raise ConfigError(f"task {task}: of its image {name!r}, {path} is not there", example_id=task, path=str(path))
     try:
         root, config = _prepared(path, name)
-    except (ConfigError, tarfile.TarError, OSError, EOFError) as error:
-        raise ConfigError(f"task {task}: its image {name!r} cannot be read from {path}: {error}", path=str(path)) from (
-            error
-        )
+    except (*MALFORMED, ConfigError, tarfile.TarError, OSError) as error:
+        reason = f"it is damaged ({type(error).__name__}: {error})" if isinstance(error, MALFORMED) else error
+        raise ConfigError(
+            f"task {task}: its image {name!r} cannot be read from {path}: {reason}", path=str(path)
+        ) from error
     pairs = (str(entry).partition("=") for entry in config.get("Env") or ())
     env = {"PATH": IMAGE_ENVIRONMENT["PATH"], **{key: value for key, _, value in pairs}}
     return Image(root, env, str(config.get("WorkingDir") or "/"))
@@ -161,21 +170,17 @@ def _fill(folder: Path, path: Path, name: str) -> None:
     root = folder / "root"
     root.mkdir()
     config: dict[str, Any] = {}
-    if not path.is_dir():
-        with tarfile.open(path) as archive:
-            if (read := _reader(archive)) is not None:
-                config = _layers(read, name, root)
-            else:
-                unpack(archive, root)
-    elif (path / "oci-layout").is_file():
-        config = _layers(lambda inside: _open_below(path, inside), name, root)
+    if (path / "oci-layout").is_file():
+        num_bytes = sum(blob.stat().st_size for blob in (path / "blobs").rglob("*"))
+        config = _layers(lambda inside: _open_below(path, inside), name, root, _budget(num_bytes))
     else:
-        with tempfile.TemporaryFile() as packed:
-            with tarfile.open(fileobj=packed, mode="w") as archive:
-                archive.add(path, ".")
-            packed.seek(0)
-            with tarfile.open(fileobj=packed) as archive:
-                unpack(archive, root)
+        with tempfile.TemporaryFile(dir=folder) as packed:
+            budget = _pack(path, packed)
+            if path.is_file() and (parts := _parts(packed, budget)) is not None:
+                config = _layers(lambda inside: _open_part(packed, parts, inside), name, root, budget)
+            else:
+                packed.seek(0)
+                unpack(Stream(packed, budget), root, is_layer=True)
     if not any(os.path.lexists(root / one) for one in ("bin", "usr")):
         raise ConfigError("it holds no root file system: no folder bin or usr")
     _own(root)
@@ -188,20 +193,42 @@ Read = Callable[[str], BinaryIO]
 """Open a file of an image's archive or layout by its path."""
 
 
-def _reader(archive: tarfile.TarFile) -> Read | None:
-    """Open files of an archive of an image; None for an archive of a root file system."""
-    members = {PurePosixPath(member.name).as_posix(): member for member in archive}
-    if "manifest.json" not in members and "oci-layout" not in members:
-        return None
+def _budget(num_bytes: int) -> Budget:
+    return Budget(num_bytes * MAX_RATIO + SMALL)
 
-    def read(inside: str) -> BinaryIO:
-        member = members.get(inside)
-        opened = archive.extractfile(member) if member is not None else None
-        if opened is None:
-            raise ConfigError(f"it has no file {inside}")
-        return cast(BinaryIO, opened)
 
-    return read
+def _pack(path: Path, packed: BinaryIO) -> Budget:
+    """Write the archive of a source, decompressed, into a file; returns what it may unpack to."""
+    if path.is_dir():
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(path, ".")
+        return _budget(packed.tell())
+    budget = _budget(path.stat().st_size)
+    with path.open("rb") as file, decompressed(file) as content:
+        while chunk := content.read(CHUNK):
+            budget.spend(len(chunk))
+            packed.write(chunk)
+    return _budget(path.stat().st_size)
+
+
+def _parts(packed: BinaryIO, budget: Budget) -> dict[str, tarfile.TarInfo] | None:
+    """The files of an archive of an image by their paths; None for an archive of a root file system."""
+    packed.seek(0)
+    parts = {}
+    for _, member in members(Stream(packed, budget)):
+        parts[PurePosixPath(member.name).as_posix()] = member
+        if len(parts) > MAX_PARTS:
+            return None
+    return parts if "manifest.json" in parts or "oci-layout" in parts else None
+
+
+def _open_part(packed: BinaryIO, parts: Mapping[str, tarfile.TarInfo], inside: str) -> BinaryIO:
+    packed.seek(0)
+    with tarfile.open(fileobj=packed, mode="r:") as archive:
+        opened = archive.extractfile(parts[inside]) if inside in parts else None
+    if opened is None:
+        raise ConfigError(f"it has no file {inside}")
+    return cast(BinaryIO, opened)
 
 
 def _open_below(folder: Path, inside: str) -> BinaryIO:
@@ -212,24 +239,30 @@ def _open_below(folder: Path, inside: str) -> BinaryIO:
 
 
 def _json(read: Read, inside: str) -> Any:
-    with read(inside) as file:
-        return json.loads(file.read())
+    with _checked(read, inside) as file:
+        return json.loads(read_stream(file, MAX_JSON_BYTES, inside))
 
 
-def _layers(read: Read, name: str, root: Path) -> dict[str, Any]:
+def _layers(read: Read, name: str, root: Path, budget: Budget) -> dict[str, Any]:
     """Unpack the layers of an image, and return its configuration."""
     try:
         manifests = _json(read, "manifest.json")
     except ConfigError:
-        config, layers = _of_layout(read, name)
+        path, layers = _of_layout(read, name)
     else:
-        one = _only_fitting(manifests, lambda entry: name in (entry.get("RepoTags") or ()), name)
-        config, layers = one["Config"], one["Layers"]
-    for layer in layers:
-        with _checked(read, layer) as file, tarfile.open(fileobj=file) as archive:
-            unpack(archive, root)
-    with _checked(read, config) as file:
-        return dict(json.loads(file.read()).get("config") or {})
+        image = _only_fitting(manifests, lambda entry: name in (entry.get("RepoTags") or ()), name)
+        path, layers = image["Config"], image["Layers"]
+    described = _json(read, path)
+    digests = (described.get("rootfs") or {}).get("diff_ids") or [None] * len(layers)
+    if len(digests) != len(layers):
+        raise ConfigError(f"it is damaged: it has {len(layers)} layers, and its {path} names {len(digests)}")
+    for layer, digest in zip(layers, digests, strict=True):
+        with _checked(read, layer) as file, decompressed(file) as content:
+            stream = Stream(content, budget)
+            unpack(stream, root, is_layer=True)
+            if digest not in (None, f"sha256:{stream.hexdigest()}"):
+                raise ConfigError(f"{layer} is damaged: its content has another digest")
+    return dict(described.get("config") or {})
 
 
 def _of_layout(read: Read, name: str) -> tuple[str, list[str]]:
@@ -267,7 +300,7 @@ def _blob(described: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def _checked(read: Read, inside: str) -> Iterator[BinaryIO]:
     """A file whose content has the digest that its path names, if it names one."""
-    expected = re.fullmatch(r"blobs/sha256/([0-9a-f]{64})", inside)
+    expected = re.fullmatch(r"(?:blobs/sha256/)?([0-9a-f]{64})(?:\.json)?", inside)
     with read(inside) as file:
         if expected is not None:
             digest = hashlib.sha256()
@@ -279,103 +312,12 @@ def _checked(read: Read, inside: str) -> Iterator[BinaryIO]:
         yield file
 
 
-# --- unpacking ----------------------------------------------------------------------------------------------------
-
-
-def unpack(archive: tarfile.TarFile, root: Path) -> None:
-    """Unpack a root file system, or one layer over those below it. *Raises* ConfigError for a name that leads out."""
-    folders: dict[str, int] = {}
-    for member in archive:
-        parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise ConfigError(f"its file {member.name!r} leads out of the image")
-        if not parts:
-            continue
-        place = inside_root(root, "/".join(parts[:-1]))
-        if os.path.lexists(place) and not os.path.isdir(place):
-            raise ConfigError(f"its file {member.name!r} lies in a file")
-        os.makedirs(place, exist_ok=True)
-        _unpack_one(archive, member, root, place, parts[-1], folders)
-    for path, mode in folders.items():
-        with contextlib.suppress(FileNotFoundError):  # deleted by a whiteout of the same layer
-            os.chmod(path, mode)
-
-
-def inside_root(root: Path, path: str) -> str:
-    """The path of the host of a folder of the image: links are followed as if ``root`` were the root.
-
-    *Raises* ConfigError for links in a circle.
-    """
-    pending, num_links = path.split("/")[::-1], 0
-    resolved: list[str] = []
-    while pending:
-        part = pending.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            resolved = resolved[:-1]
-            continue
-        here = os.path.join(root, *resolved, part)
-        if not os.path.islink(here):
-            resolved.append(part)
-            continue
-        num_links += 1
-        if num_links > MAX_LINKS:
-            raise ConfigError(f"its links at {path!r} lead in a circle")
-        target = os.readlink(here)
-        if target.startswith("/"):
-            resolved = []
-        pending += target.split("/")[::-1]
-    return os.path.join(root, *resolved)
-
-
-def _unpack_one(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path, place: str, name: str, folders: dict[str, int]
-) -> None:
-    target = os.path.join(place, name)
-    if name == OPAQUE:
-        for entry in os.listdir(place):
-            _delete(os.path.join(place, entry))
-    elif name.startswith(WHITEOUT):
-        _delete(os.path.join(place, name.removeprefix(WHITEOUT)))
-    elif member.isdir():
-        if not os.path.isdir(target) or os.path.islink(target):
-            _delete(target)
-            os.mkdir(target)
-        folders[target] = member.mode & 0o777 | 0o700
-    elif member.issym():
-        _delete(target)
-        os.symlink(member.linkname, target)
-    elif member.islnk():
-        above, _, last = member.linkname.rstrip("/").rpartition("/")
-        source = os.path.join(inside_root(root, above), last)
-        if last in ("", ".", "..") or not os.path.lexists(source) or stat.S_ISDIR(os.lstat(source).st_mode):
-            raise ConfigError(f"its file {member.name!r} is a link to {member.linkname!r}, which is no file before it")
-        if not (os.path.lexists(target) and os.path.samestat(os.lstat(source), os.lstat(target))):
-            _delete(target)
-            os.link(source, target, follow_symlinks=False)
-    elif member.isfile():
-        _delete(target)
-        opened = archive.extractfile(member)
-        assert opened is not None
-        with opened, open(target, "xb") as file:
-            shutil.copyfileobj(cast(io.BufferedReader, opened), file, CHUNK)
-        os.chmod(target, member.mode & 0o777 | 0o600)
-
-
-def _delete(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)
-
-
 def _own(root: Path) -> None:
     """Give the files to the user that code runs as; only root runs it as another one."""
     if os.getuid() != 0:
         return
     user = owner()
     os.lchown(root, user, user)
-    for folder, folders, files in os.walk(root):
+    for _, folders, files, folder in os.fwalk(root):
         for name in (*folders, *files):
-            os.lchown(os.path.join(folder, name), user, user)
+            os.chown(name, user, user, dir_fd=folder, follow_symlinks=False)
