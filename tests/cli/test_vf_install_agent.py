@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 import verifiers as vf
 from verifiers.cli.install.command import COMMAND
-from verifiers.environments.agents.agent import Agent, find_agent, find_installed, installed_versions
+from verifiers.environments.agents.agent import Agent, find_agent, find_installed, installed_versions, version_in
 from verifiers.testing import ScriptedClient
 
 PROGRAM = """
@@ -36,13 +37,17 @@ AGENT = Agent("hello", ("node", "{program}", "{prompt}"), registry="npm", packag
 """
 
 
-def packed(version):
+def packed(version, own_version):
     """A package as npm sends it: (tarball, its integrity)."""
     buffer = io.BytesIO()
+    script = 'require("fs").writeFileSync(process.env.VF_AGENTS + "-script", "")'
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, text in {
-            "package.json": json.dumps({"name": "hello-agent", "version": version}),
+            "package.json": json.dumps(
+                {"name": "hello-agent", "version": own_version, "scripts": {"postinstall": "node script.js"}}
+            ),
             "cli.js": PROGRAM,
+            "script.js": script,
         }.items():
             member = tarfile.TarInfo(f"package/{name}")
             member.size = len(text)
@@ -53,8 +58,9 @@ def packed(version):
 
 @pytest.fixture
 def registry():
-    """The address of a registry with two versions of one package."""
-    tarballs = {version: packed(version) for version in ("1.4.0", "1.10.0")}
+    """The address of a registry with three versions of one package; one calls itself otherwise in its files."""
+    tarballs = {version: packed(version, version) for version in ("1.4.0", "1.10.0")}
+    tarballs["1.9.9"] = packed("1.9.9", "../../precious")
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_):
@@ -69,6 +75,7 @@ def registry():
                     version: {
                         "name": "hello-agent",
                         "version": version,
+                        "hasInstallScript": True,
                         "dist": {"tarball": f"{address}/hello-agent-{version}.tgz", "integrity": integrity},
                     }
                     for version, (_, integrity) in tarballs.items()
@@ -137,6 +144,61 @@ def test_an_agent_is_installed_by_name_and_then_used(known, registry, vf_install
     assert (output["agent"]["version"], output["agent"]["log"], output.error) == ("1.10.0", "Well.\n", None)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_a_package_runs_no_code_here_and_names_no_folder_of_its_own(known, registry, vf_install, tmp_path):
+    (tmp_path / "precious").mkdir()
+    code, _, err = vf_install(registry, "--agent", "hello@1.9.9")
+    assert (code, (tmp_path / "precious").is_dir()) == (2, True)
+    assert "has the version '../../precious', which is none" in err
+    assert os.listdir(tmp_path / "agents" / "hello") == []
+    code, _, err = vf_install(registry, "--agent", "hello")
+    assert (code, (tmp_path / "agents-script").exists()) == (0, False), err
+    assert "none of its code runs while it is installed" in err
+    command = ["npm", "install", "--prefix", str(tmp_path / "plain"), "hello-agent"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "agents-script").exists(), "the control: an ordinary installation runs its script"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"version": "../../x"}', "which is none"),
+        ('{"version": ".."}', "which is none"),
+        ('{"version": ""}', "which is none"),
+        ('{"version": "1/2"}', "which is none"),
+        ('{"version": ["1.0"]}', "which is none"),
+        ("[1]", "has no version"),
+        ("[" * 100_000, "has no version"),
+        ("", "has no version"),
+    ],
+)
+def test_a_version_of_an_installed_package_names_a_folder_or_is_refused(text, message, tmp_path):
+    agent = find_agent("qwen-code")
+    file = tmp_path / "node_modules" / agent.package / "package.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"version": "1.0.0-beta.1+x"}')
+    assert version_in(agent, tmp_path) == "1.0.0-beta.1+x"
+    file.write_text(text)
+    with pytest.raises(vf.ConfigError, match=message):
+        version_in(agent, tmp_path)
+
+
+@pytest.mark.parametrize("version", ["..", ".", "-x"])
+def test_a_version_of_an_installed_python_package_too(version, tmp_path):
+    agent = find_agent("mini-swe-agent")
+    (tmp_path / f"mini_swe_agent-{version}.dist-info").mkdir()
+    with pytest.raises(vf.ConfigError, match="which is none"):
+        version_in(agent, tmp_path)
+    (tmp_path / f"mini_swe_agent-{version}.dist-info").rename(tmp_path / "mini_swe_agent-2.4.6.dist-info")
+    assert version_in(agent, tmp_path) == "2.4.6"
+
+
+def test_python_packages_of_an_agent_are_wheels(known, vf_install):
+    _, out, _ = vf_install("http://127.0.0.1:9", "--agent", "mini-swe-agent", "--dry-run")
+    assert "--only-binary :all:" in out
+
+
 def test_an_agent_that_is_missing_is_named_with_the_command(known, monkeypatch):
     env = vf.AgentEnv(agent="codex", dataset=[{"question": "?"}])
     with pytest.raises(vf.ConfigError, match=r"'codex' is not installed; install it with: vf-install --agent codex$"):
@@ -170,6 +232,7 @@ def test_a_dry_run_prints_the_command_alone(known, tmp_path, vf_install):
         pytest.skip("npm is not installed")
     _, out, _ = vf_install("http://127.0.0.1:9", "--agent", "codex", "--dry-run")
     assert out.startswith("npm install --prefix ")
+    assert " --ignore-scripts " in out
     assert out.endswith("@openai/codex@latest\n")
     assert not (tmp_path / "agents").exists()
 

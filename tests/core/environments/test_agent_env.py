@@ -182,18 +182,16 @@ def test_a_backend_without_mounts_is_refused_before_the_first_call():
 
 def test_claude_code_is_called_as_recorded_and_served_in_its_dialect(tmp_path, monkeypatch):
     """The program is proprietary, and so a script with its arguments, variables and wire stands in its place."""
-    program = tmp_path / "agents/claude-code/2.1.0/node_modules/.bin/claude"
-    for path, text in ((program, CLAUDE), (tmp_path / "node/bin/node", "#!/bin/sh\n")):
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-        path.chmod(0o755)
+    program = tmp_path / "agents/claude-code/2.1.332/node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+    program.parent.mkdir(parents=True)
+    program.write_text(CLAUDE)
+    program.chmod(0o755)
     monkeypatch.setenv("VF_AGENTS", str(tmp_path / "agents"))
-    monkeypatch.setenv("PATH", str(tmp_path / "node/bin"), prepend=":")
     call = vf.ToolCall("toolu_1", "Bash", '{"command":"printf 42 > answer.txt; cat answer.txt"}')
     output = only(
         run(command=None, agent="claude-code", agent_args=["--tools", "Bash"], files={}, replies=[call, "ok"])
     )
-    assert (output.reward, output["agent"]["log"], output["agent"]["version"]) == (1.0, "end_turn ok\n", "2.1.0")
+    assert (output.reward, output["agent"]["log"], output["agent"]["version"]) == (1.0, "end_turn ok\n", "2.1.332")
     assert (output["agent"]["roles"], output["agent"]["rewrites"]) == (["main", "main"], 0)
     first, second = output["trajectory"]
     assert [message["role"] for message in second["prompt"]] == ["system", "user", "assistant", "tool", "system"]

@@ -1,7 +1,8 @@
 """``vf-install --agent NAME``: install an agent program from npm or the Python package index.
 
 Each version goes into a folder of its own below ``agents_folder``, beside this Python and not into it. The folder gets
-its name only when it is complete, so an interrupted installation leaves no agent that half works.
+its name only when it is complete, so an interrupted installation leaves no agent that half works. No code of the
+package runs here: npm runs no scripts, and Python packages are wheels.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def install_agent(call: Call, name: str) -> None:
         call.say(installer.command_line(command))
         return
     call.note(
-        f"vf-install: {agent.package}, {agent.note or 'no licence known'}; it runs in a sandbox without a network"
+        f"vf-install: {agent.package}, {agent.note or 'no licence known'}; none of its code runs while it is "
+        "installed; AgentEnv runs it in a sandbox without a network"
     )
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".installing-", dir=folder))
@@ -68,7 +70,8 @@ def _command(agent: Agent, version: str, folder: Path) -> list[str]:
         if shutil.which("npm") is None:
             raise ConfigError(f"the agent {agent.name!r} is installed with npm, which is not on the path")
         requirement = f"{agent.package}@{version or 'latest'}"
-        return ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", requirement, *more]
+        flags = ["--ignore-scripts", "--no-audit", "--no-fund"]
+        return ["npm", "install", "--prefix", str(folder), *flags, requirement, *more]
     requirement = f"{agent.package}=={version}" if version else agent.package
     return installer.find_installer().into(str(folder), requirement, *more)
 

@@ -110,8 +110,8 @@ class Installer:
         return [*self.prefix, "--no-deps", *only, index_url, *(["--upgrade"] if upgrade else []), requirement]
 
     def into(self, folder: str, *requirements: str) -> list[str]:
-        """The command that installs packages with their dependencies into ``folder``, apart from this Python."""
-        return [*self.prefix, "--target", folder, *requirements]
+        """The command that installs wheels with their dependencies into ``folder``, apart from this Python."""
+        return [*self.prefix, "--only-binary", ":all:", "--target", folder, *requirements]
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
         """The command that unpacks a wheel into ``folder`` without running its code."""

@@ -20,12 +20,15 @@ from typing import Any
 
 from verifiers.environments.agents import programs
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_text
 from verifiers.runtime.folders import user_cache_folder
 from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.suggest import closest
 
 ENTRY_POINTS = "verifiers.agents"
 FOLDER_VARIABLE = "VF_AGENTS"
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,99}")
+"""A version that is the name of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +186,31 @@ def installed_versions(agent: Agent) -> dict[str, Path]:
 
 
 def version_in(agent: Agent, folder: Path) -> str:
-    """The version of a package that was installed into ``folder``. *Raises* ConfigError when it is not there."""
-    if agent.registry == "npm":
-        file = folder / "node_modules" / agent.package / "package.json"
-        if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8"))["version"])
-    else:
-        pattern = re.compile(rf"{re.escape(agent.package.replace('-', '_'))}-(.+)\.dist-info", re.IGNORECASE)
-        for path in folder.iterdir():
-            if match := pattern.fullmatch(path.name):
-                return match[1]
-    raise ConfigError(f"the package {agent.package} was not installed into {folder}")
+    """The version of a package that was installed into ``folder``, which names its folder.
+
+    *Raises* ConfigError when it is not there, or when what it calls its version is none.
+    """
+    version = _npm_version(folder, agent) if agent.registry == "npm" else _python_version(folder, agent)
+    if version is None:
+        raise ConfigError(f"the package {agent.package} was not installed into {folder}")
+    if not _VERSION.fullmatch(version):
+        raise ConfigError(f"the package {agent.package} has the version {version[:80]!r}, which is none", key="agent")
+    return version
+
+
+def _npm_version(folder: Path, agent: Agent) -> str | None:
+    file = folder / "node_modules" / agent.package / "package.json"
+    try:
+        return str(json.loads(read_text(file))["version"])
+    except FileNotFoundError:
+        return None
+    except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file} has no version: {error}", key="agent") from error
+
+
+def _python_version(folder: Path, agent: Agent) -> str | None:
+    pattern = re.compile(rf"{re.escape(agent.package.replace('-', '_'))}-(.+)\.dist-info", re.IGNORECASE)
+    return next((match[1] for path in folder.iterdir() if (match := pattern.fullmatch(path.name))), None)
 
 
 def _order(version: str) -> list[tuple[int, str]]:
