@@ -41,6 +41,10 @@ _OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {
 """First bytes of a compressed file -> how to open it."""
 
 
+class BadArchive(tarfile.ReadError):
+    """An archive that is damaged, too large, or leads out of its folder."""
+
+
 class Budget:
     """Bytes that may still be read and made: of one archive, or of all layers of an image."""
 
@@ -48,10 +52,10 @@ class Budget:
         self._num_bytes = self._left = num_bytes
 
     def spend(self, num_bytes: int) -> None:
-        """*Raises* tarfile.ReadError when the budget is exceeded."""
+        """*Raises* BadArchive when the budget is exceeded."""
         self._left -= num_bytes
         if self._left < 0:
-            raise tarfile.ReadError(f"it unpacks to more than {self._num_bytes} bytes, too much for its size")
+            raise BadArchive(f"it unpacks to more than {self._num_bytes} bytes, too much for its size")
 
 
 class Stream:
@@ -74,7 +78,7 @@ class Stream:
         if self._header_bytes is not None:
             self._header_bytes -= num_bytes
             if num_bytes < 0 or self._header_bytes < 0:
-                raise tarfile.ReadError(f"it is damaged: a header is longer than {MAX_HEADER} bytes")
+                raise BadArchive(f"it is damaged: a header is longer than {MAX_HEADER} bytes")
         content = self._file.read(num_bytes)
         self.budget.spend(len(content))
         self._digest.update(content)
@@ -85,9 +89,9 @@ class Stream:
         return self._position
 
     def seek(self, position: int) -> None:
-        """Skip to a later position. *Raises* tarfile.ReadError for an earlier one, which a damaged size leads to."""
+        """Skip to a later position. *Raises* BadArchive for an earlier one, which a damaged size leads to."""
         if position < self._position:
-            raise tarfile.ReadError("it is damaged: a member has a size below 0")
+            raise BadArchive("it is damaged: a member has a size below 0")
         header_bytes, self._header_bytes = self._header_bytes, None
         while self._position < position and self.read(min(CHUNK, position - self._position)):
             pass
@@ -109,7 +113,7 @@ class _Header(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if is_end_mark:
                 raise
-            raise tarfile.ReadError(f"it is cut short, damaged or not a tar archive: {error}") from error
+            raise BadArchive(f"it is cut short, damaged or not a tar archive: {error}") from error
 
 
 def decompressed(file: BinaryIO) -> BinaryIO:
@@ -133,7 +137,7 @@ def members(stream: Stream) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
         while (member := archive.next()) is not None:
             stream.end_header()
             if member.size < 0:
-                raise tarfile.ReadError(f"it is damaged: {member.name!r} has a size below 0")
+                raise BadArchive(f"it is damaged: {member.name!r} has a size below 0")
             yield archive, member
             held = cast(Any, archive)  # the types omit its lists, which grow without an end
             held.members.clear()
@@ -141,18 +145,18 @@ def members(stream: Stream) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
             stream.begin_header()
         stream.end_header()
         if len(second := stream.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE or any(second):
-            raise tarfile.ReadError("it is cut short: its end mark is missing")
+            raise BadArchive("it is cut short: its end mark is missing")
         while stream.read(CHUNK):  # a compressed file has its check sum at its end
             pass
 
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """Raise what damaged bytes lead to as tarfile.ReadError; nested headers are a RecursionError."""
+    """Raise what damaged bytes lead to as BadArchive; nested headers are a RecursionError."""
     try:
         yield
     except (EOFError, ValueError, RecursionError, zlib.error, lzma.LZMAError) as error:
-        raise tarfile.ReadError(f"it is damaged: {error}") from error
+        raise BadArchive(f"it is damaged: {error}") from error
 
 
 def unpack(stream: Stream, folder: Path, *, is_layer: bool = False) -> list[str]:
@@ -192,7 +196,7 @@ def unpack_sent(archive: bytes, folder: Path) -> list[str]:
     return unpack(Stream(io.BytesIO(archive), Budget(len(archive))), folder)
 
 
-class _LeadsOut(tarfile.ReadError):
+class _LeadsOut(BadArchive):
     """A member that leads out of the folder, or that takes the position of another."""
 
 
@@ -306,10 +310,10 @@ class _Unpacking:
                         way = target if last in ("", ".", "..") else way
                         with self._folder(f"{above}/{way}", name, is_host=True):
                             continue
-                    except (OSError, tarfile.ReadError):
+                    except (OSError, BadArchive):
                         os.unlink(name, dir_fd=parent)
                         self.left_out.append(f"{above}/{name}".lstrip("/"))
-            except (OSError, tarfile.ReadError):
+            except (OSError, BadArchive):
                 continue  # a later member took its position
 
     @contextlib.contextmanager
@@ -317,7 +321,7 @@ class _Unpacking:
         """A descriptor of a folder below the root, whose links are followed as if the root were that of a machine.
 
         ``is_made``: missing folders are made; ``is_host``: as a host follows links, which may not lead out. ``name`` is
-        the member that an error names. *Raises* tarfile.ReadError; FileNotFoundError.
+        the member that an error names. *Raises* BadArchive; FileNotFoundError.
         """
         descriptors, names = [self._root], [""]
         pending, num_links = path.split("/")[::-1], 0
