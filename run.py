@@ -31,7 +31,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / ".verifiers-setup"
 ENVIRONMENTS = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("packages/envs/*/pyproject.toml"))
-MEMBERS = ["packages/core", "packages/sandboxes", "packages/trainer", *ENVIRONMENTS]
+MEMBERS = [*(f"packages/{name}" for name in ("core", "agents", "integrations", "sandboxes", "trainer")), *ENVIRONMENTS]
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 """A test that hangs shows where, and fails; another process takes up the rest."""

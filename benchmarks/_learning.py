@@ -328,7 +328,7 @@ def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from verifiers_trainer.integrations.trl import make_rollout_func, reward_from_rollout, to_dataset
+    from verifiers_integrations.trl import make_rollout_func, reward_from_rollout, to_dataset
 
     sizes, env = TASKS[job["task"]]["settings"], environment(job)
     rollout_func = make_rollout_func(env, max_seq_len=sizes["max_seq_len"])

@@ -18,11 +18,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 import verifiers as vf
-from verifiers.environments.harbor import building
-from verifiers.environments.harbor.images import HOST, ImageStore
-from verifiers.environments.harbor.task import read_tasks
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
 from verifiers.testing import ScriptedClient
+from verifiers_agents.harbor import building
+from verifiers_agents.harbor.images import HOST, ImageStore
+from verifiers_agents.harbor.task import read_tasks
 from vf_shell_tasks import IMAGE, TASKS
 
 START_MS = 60.0

@@ -13,6 +13,8 @@ from docutils import nodes
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     "packages/core/src/verifiers",
+    "packages/agents/src/verifiers_agents",
+    "packages/integrations/src/verifiers_integrations",
     "packages/trainer/src/verifiers_trainer",
     "packages/sandboxes/src/verifiers_sandboxes",
 )

@@ -30,6 +30,8 @@ from verifiers.types import Immutable
 FOLDER = Path(__file__).parent / "reference"
 PACKAGES = {
     "verifiers": "packages/core/src",
+    "verifiers_agents": "packages/agents/src",
+    "verifiers_integrations": "packages/integrations/src",
     "verifiers_trainer": "packages/trainer/src",
     "verifiers_sandboxes": "packages/sandboxes/src",
 }

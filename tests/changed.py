@@ -48,6 +48,9 @@ def exports_of(files: dict[str, Path]) -> dict[str, str]:
     import verifiers
 
     found = {f"verifiers.{name}": f"{home}.{name}" for name, home in verifiers._HOME.items()}
+    found |= {
+        f"verifiers.{point.name}": f"{point.module}.{point.attr}" for point in entry_points(group="verifiers.parts")
+    }
     for package, path in files.items():
         if path.name == "__init__.py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,5 +1,5 @@
 """A rollout engine as an AsyncOpenAI client, re-exported from the adapter."""
 
-from verifiers_trainer.integrations.rllm import RolloutEngineAsyncClient
+from verifiers_integrations.rllm import RolloutEngineAsyncClient
 
 __all__ = ["RolloutEngineAsyncClient"]

@@ -30,8 +30,8 @@ def run(config: Any, start: Any) -> None:
     """Load the configured environment and train on it."""
     from workflow import VerifiersWorkflow
 
-    from verifiers_trainer.integrations.rllm import RLLM, from_config
-    from verifiers_trainer.integrations.rllm_start import as_dataset
+    from verifiers_integrations.rllm import RLLM, from_config
+    from verifiers_integrations.rllm_start import as_dataset
 
     env, sampling_args, train, held_out = from_config(config)
     trainer = RLLM.load(start.module).AgentTrainer(
@@ -51,7 +51,7 @@ def main() -> None:
     sys.path.insert(0, str(HERE))
     try:
         from verifiers.errors import VerifiersError
-        from verifiers_trainer.integrations.rllm_start import CONFIGS, start_of
+        from verifiers_integrations.rllm_start import CONFIGS, start_of
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is not installed: uv pip install -e packages/trainer")
     try:

@@ -1,5 +1,5 @@
 """The workflow of this example, re-exported from the adapter."""
 
-from verifiers_trainer.integrations.rllm import VerifiersWorkflow
+from verifiers_integrations.rllm import VerifiersWorkflow
 
 __all__ = ["VerifiersWorkflow"]

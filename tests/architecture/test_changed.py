@@ -6,6 +6,7 @@ import pytest
 
 import changed
 
+AGENTS = Path("packages/agents/src/verifiers_agents")
 CORE, TRAINER = Path("packages/core/src/verifiers"), Path("packages/trainer/src/verifiers_trainer")
 
 
@@ -28,7 +29,7 @@ def chosen(graph):
     [
         # imported in the test; by the lazy name vf.HarborEnv; the server behind a table of lazy names
         (CORE / "results/sequential.py", "tests/core/results/test_sequential.py", "tests/core/parsers/test_parsers.py"),
-        (CORE / "environments/harbor/env.py", "tests/core/environments/test_harbor_env.py", "tests/view/test_tui.py"),
+        (AGENTS / "harbor/env.py", "tests/agents/test_harbor_env.py", "tests/view/test_tui.py"),
         (CORE / "testing/server.py", "tests/faults/test_retry_faults.py", "tests/core/results/test_sequential.py"),
         # through another module; by a command that a test starts; by the folder of the same name
         (TRAINER / "algorithm/losses.py", "tests/trainer/run/test_trainer.py", "tests/core/results/test_sequential.py"),

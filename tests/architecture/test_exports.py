@@ -30,7 +30,13 @@ def test_every_public_name_is_there_under_the_module_that_has_it():
     for name in vf.__all__:
         value = getattr(vf, name)
         home = getattr(value, "__module__", None)
-        assert home is None or home.split(".")[0] in ("verifiers", "typing", "builtins", "collections"), name
+        assert home is None or home.split(".")[0] in (
+            "verifiers",
+            "verifiers_agents",
+            "typing",
+            "builtins",
+            "collections",
+        ), name
 
 
 def test_every_error_of_the_tree_is_public():

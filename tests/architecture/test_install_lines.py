@@ -9,7 +9,7 @@ from support.import_graph import REPOSITORY
 WHERE = REPOSITORY / "packages/core/src/verifiers/runtime/install_lines.py"
 BY_NAME = re.compile(
     r"(?:pip install|uv add)\b[^`;\n]*?(?<![\w/.-])"
-    r"(?:verifiers(?:-trainer|-sandboxes)?|vf-[a-z][\w-]*)(?:\[[^\]]*\])?(?![\w/.\[-])(?! @ )"
+    r"(?:verifiers(?:-agents|-integrations|-sandboxes|-trainer)?|vf-[a-z][\w-]*)(?:\[[^\]]*\])?(?![\w/.\[-])(?! @ )"
 )
 FILES = sorted(
     {

@@ -11,10 +11,9 @@ import pytest
 
 import verifiers as vf
 from support.integration_envs import ScriptedTokens, tool_env
-from verifiers.integrations.trajectories import read_trajectories, write_trajectories
 from verifiers.testing import ScriptedClient
-from verifiers_trainer.integrations import common
-from verifiers_trainer.integrations.common import (
+from verifiers_integrations import common
+from verifiers_integrations.common import (
     TokenClient,
     export_samples,
     generate_group,
@@ -25,7 +24,8 @@ from verifiers_trainer.integrations.common import (
     row_of,
     worth,
 )
-from verifiers_trainer.integrations.peers import Peer, beside_trainer
+from verifiers_integrations.peers import Peer, beside_trainer
+from verifiers_integrations.trajectories import read_trajectories, write_trajectories
 
 ADAPTERS = ["common", "token_client", "offline", "peers", "trl", "prime_rl", "rllm"]
 CORE_ADAPTERS = ["inspect", "inspect_task", "trajectories"]
@@ -225,7 +225,8 @@ def test_a_peer_of_other_versions_is_installed_beside_the_trainer():
     line = beside_trainer("verl==0.9.1")
     assert line.startswith("pip install verl==0.9.1 -e ")
     assert "packages/core; pip install --no-deps -e " in line
-    assert line.endswith("packages/trainer")
+    assert "packages/trainer -e " in line
+    assert line.endswith("packages/integrations")
 
 
 def test_another_version_is_warned_of_once(caplog):
@@ -237,9 +238,9 @@ def test_another_version_is_warned_of_once(caplog):
 
 
 def test_importing_an_adapter_imports_no_peer_and_no_torch():
-    modules = [f"verifiers_trainer.integrations.{name}" for name in ADAPTERS]
-    modules += [f"verifiers.integrations.{name}" for name in CORE_ADAPTERS]
+    modules = [f"verifiers_integrations.{name}" for name in ADAPTERS]
+    modules += [f"verifiers_integrations.{name}" for name in CORE_ADAPTERS]
     code = f"import importlib, sys\nfor name in {modules}: importlib.import_module(name)\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "verifiers_trainer.integrations.common" in loaded
+    assert "verifiers_integrations.common" in loaded
     assert not {"torch", "transformers", "trl", "rllm", "inspect_ai", "prime_rl"} & set(loaded)

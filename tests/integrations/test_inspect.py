@@ -7,12 +7,12 @@ import pytest
 import verifiers as vf
 from support.integration_envs import right, tool_env
 from support.peer_double import install
-from verifiers.integrations.inspect import eval_log, to_inspect
-from verifiers.integrations.inspect_messages import from_assistant, to_chat, to_tools
-from verifiers.integrations.inspect_task import InspectClient
 from verifiers.runtime.install_lines import install_line
 from verifiers.testing import ScriptedClient
 from verifiers.types import ModelRequest
+from verifiers_integrations.inspect import eval_log, to_inspect
+from verifiers_integrations.inspect_messages import from_assistant, to_chat, to_tools
+from verifiers_integrations.inspect_task import InspectClient
 
 
 def plays(request):

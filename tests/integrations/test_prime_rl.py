@@ -13,7 +13,7 @@ import pytest
 import verifiers as vf
 from support.embedded import serving
 from verifiers.types import RolloutInput
-from verifiers_trainer.integrations.prime_rl import emit, is_prime_rl, read
+from verifiers_integrations.prime_rl import emit, is_prime_rl, read
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -316,10 +316,10 @@ def test_what_prime_rl_has_no_key_for_is_refused(tmp_path, run, era, problem):
 def test_a_file_of_ours_is_emitted_by_the_command(tmp_path):
     ours = 'model = "m"\n[env]\nid = "x"\n[trainer]\ngpus = 1\n[trainer.args]\nrun_name = "r"\nbatch_size = 8\n'
     path = file(tmp_path, ours)
-    command = [sys.executable, "-X", "importtime", "-m", "verifiers_trainer.integrations.prime_rl"]
+    command = [sys.executable, "-X", "importtime", "-m", "verifiers_integrations.prime_rl"]
     ran = subprocess.run([*command, path, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
-    assert "verifiers_trainer.integrations.prime_rl.writing" in loaded
+    assert "verifiers_integrations.prime_rl.writing" in loaded
     assert not {"torch", "transformers"} & loaded, "they take seconds"
     assert ran.stdout.startswith("uv run rl @ ")
     assert tomllib.loads((tmp_path / "out/rl.toml").read_text()) == {

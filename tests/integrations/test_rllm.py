@@ -11,9 +11,9 @@ from support.embedded import serving
 from support.integration_envs import ScriptedTokens, right, tool_env
 from support.peer_double import Recorded, differences, install
 from verifiers.testing import FakeServer
-from verifiers_trainer.integrations import rllm
-from verifiers_trainer.integrations.common import peer_task
-from verifiers_trainer.integrations.token_client import served_generate
+from verifiers_integrations import rllm
+from verifiers_integrations.common import peer_task
+from verifiers_integrations.token_client import served_generate
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import verifiers as vf
 from support.rllm_package import write
-from verifiers_trainer.integrations.rllm import from_config
-from verifiers_trainer.integrations.rllm_start import start_of
+from verifiers_integrations.rllm import from_config
+from verifiers_integrations.rllm_start import start_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples/verifiers_env"
 SCRIPTS = sorted(EXAMPLE.glob("*.sh"))

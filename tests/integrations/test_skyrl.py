@@ -11,8 +11,8 @@ from support.integration_envs import tool_env
 from support.peer_double import install
 from verifiers.errors import RunError
 from verifiers.testing import ByteTokenizer, FakeServer
-from verifiers_trainer.integrations import skyrl, skyrl_data, skyrl_entrypoint
-from verifiers_trainer.integrations.common import limit
+from verifiers_integrations import skyrl, skyrl_data, skyrl_entrypoint
+from verifiers_integrations.common import limit
 
 SAMPLING = {
     "max_tokens": 64, "temperature": 0.9, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 1, "logprobs": 0,

@@ -15,12 +15,12 @@ from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
 from verifiers.rollouts.turn import Turn
 from verifiers.types import ModelRequest
+from verifiers_integrations.common import generate_group, peer_task
+from verifiers_integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
+from verifiers_integrations.tinker.__main__ import main
+from verifiers_integrations.tinker.data import datum
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import rollout_samples
-from verifiers_trainer.integrations.common import generate_group, peer_task
-from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
-from verifiers_trainer.integrations.tinker.__main__ import main
-from verifiers_trainer.integrations.tinker.data import datum
 from verifiers_trainer.pipeline.schedule import PipelineState
 
 
@@ -250,7 +250,7 @@ async def test_a_failing_service_is_the_rollouts_failure():
 def test_a_missing_sdk_names_the_extra(monkeypatch):
     import sys
 
-    from verifiers_trainer.integrations.tinker.client import TINKER
+    from verifiers_integrations.tinker.client import TINKER
 
     monkeypatch.delitem(sys.modules, "tinker")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -325,7 +325,7 @@ def test_the_command_says_what_is_wrong(words, said, capsys):
 def test_a_mistake_is_named_without_the_imports_that_take_seconds(warm):
     """In a child, which fails when ``transformers`` or ``torch`` was imported."""
     script = (
-        "import sys\nfrom verifiers_trainer.integrations.tinker.__main__ import main\n"
+        "import sys\nfrom verifiers_integrations.tinker.__main__ import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit as stop: print('exit code', stop.code)\n"
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
@@ -340,7 +340,7 @@ def test_a_mistake_is_named_without_the_imports_that_take_seconds(warm):
 
 async def test_a_group_for_the_cookbook(monkeypatch):
     install(monkeypatch, "tinker_cookbook")
-    from verifiers_trainer.integrations.tinker import VerifiersGroupBuilder, to_trajectory_group
+    from verifiers_integrations.tinker import VerifiersGroupBuilder, to_trajectory_group
 
     env = tool_env(1, funcs=[lambda completion: 1.0])
     engine = Engine()

@@ -7,8 +7,8 @@ import pytest
 import verifiers as vf
 from support.integration_envs import ScriptedTokens, right, tool_env
 from support.peer_double import install
-from verifiers_trainer.integrations.common import TokenClient
-from verifiers_trainer.integrations.trl import (
+from verifiers_integrations.common import TokenClient
+from verifiers_integrations.trl import (
     as_reward_func,
     make_rollout_func,
     reward_from_rollout,

@@ -10,8 +10,8 @@ import pytest
 import verifiers as vf
 from support.integration_envs import ScriptedTokens, right, tool_env
 from support.peer_double import install
-from verifiers_trainer.integrations import verl
-from verifiers_trainer.integrations.common import peer_task
+from verifiers_integrations import verl
+from verifiers_integrations.common import peer_task
 
 SAMPLING = {"temperature": 0.9, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
@@ -173,7 +173,7 @@ def test_the_data_and_the_loop_file(tmp_path, capsys):
     assert json.loads(rows[0]["extra_info"]["task"])["prompt"] == rows[0]["prompt"]
     assert verl.environment(rows[0]["extra_info"]["env_id"], rows[0]["extra_info"]["env_args"]).env_id == "tool-test"
     loop = (tmp_path / "agent_loop.yaml").read_text(encoding="utf-8")
-    assert "_target_: verifiers_trainer.integrations.verl.VerifiersAgentLoop" in loop
+    assert "_target_: verifiers_integrations.verl.VerifiersAgentLoop" in loop
     assert '"calls_right"' in loop
 
 

@@ -20,8 +20,8 @@ import verifiers as vf
 from support.integration_envs import load_contract, tool_env
 from support.small_envs import Talk
 from verifiers.environments.integrations import extras
-from verifiers.integrations.zmq_server import Endpoint, RunRequest, ZmqServer, graph_of, message_of, row_of
 from verifiers.testing import FakeServer
+from verifiers_integrations.zmq_server import Endpoint, RunRequest, ZmqServer, graph_of, message_of, row_of
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: the extra env-server")
 zmq_asyncio = pytest.importorskip("zmq.asyncio", reason="pyzmq is not installed: the extra env-server")

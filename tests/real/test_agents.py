@@ -14,9 +14,9 @@ import pytest
 
 import verifiers as vf
 from support.real_agents import CASES, LAST_WORDS, SHELLS, play
-from verifiers.environments.agents.agent import find_agent, find_installed
 from verifiers.testing import ScriptedClient
 from verifiers.types import Response
+from verifiers_agents.agent import find_agent, find_installed
 from vf_shell_tasks import TASKS
 
 pytestmark = pytest.mark.real

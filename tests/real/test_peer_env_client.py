@@ -19,8 +19,8 @@ if "VF_PEER_PYTHON" not in os.environ:
     pytest.skip("verifiers 0.4.0 is not installed: python3 tests/real/peers.py env-client", allow_module_level=True)
 
 import verifiers as vf
-from verifiers.integrations.zmq_server import ZmqServer
 from verifiers.testing import FakeServer
+from verifiers_integrations.zmq_server import ZmqServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

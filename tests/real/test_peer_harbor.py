@@ -21,7 +21,7 @@ from verifiers.testing import ScriptedClient
 from vf_shell_tasks import IMAGE, TASKS
 
 pytestmark = pytest.mark.real
-SANDBOX = "verifiers.integrations.harbor:Sandbox"
+SANDBOX = "verifiers_agents.harbor_sandbox:Sandbox"
 
 
 def harbor_run(path, agent, out, *words):

@@ -26,9 +26,9 @@ import verifiers as vf
 from support.integration_plays import plays_tool_test
 from support.isolated import bubblewrap_or_skip
 from support.peer_double import differences
-from verifiers.integrations.inspect import to_inspect
-from verifiers.integrations.inspect_task import to_task
 from verifiers.testing import FakeServer
+from verifiers_integrations.inspect import to_inspect
+from verifiers_integrations.inspect_task import to_task
 
 pytestmark = pytest.mark.real
 

@@ -22,9 +22,9 @@ from support.embedded import serving
 from support.integration_envs import right, tool_env
 from support.peer_double import install
 from verifiers.testing import FakeServer
+from verifiers_integrations import rllm
+from verifiers_integrations.common import peer_task
 from verifiers_trainer.engines.http.endpoint import Address
-from verifiers_trainer.integrations import rllm
-from verifiers_trainer.integrations.common import peer_task
 
 pytestmark = pytest.mark.real
 

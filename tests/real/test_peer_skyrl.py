@@ -27,8 +27,8 @@ import verifiers as vf
 from support.embedded import serving
 from support.peer_double import differences
 from verifiers.testing import ByteTokenizer, FakeServer
+from verifiers_integrations.skyrl import VerifiersGenerator, export_dataset
 from verifiers_trainer.engines.http.endpoint import Address
-from verifiers_trainer.integrations.skyrl import VerifiersGenerator, export_dataset
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -104,7 +104,7 @@ async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp
     """Also: the engine runs on the older transformers that SkyRL brings (5.8)."""
     talks = Talks(max_turns=2, dataset=[{"question": "a"}, {"question": "b"}], rubric=vf.Rubric(funcs=[lambda: 1.0]))
     export_dataset(talks, tmp_path, env_id="talks")
-    monkeypatch.setattr("verifiers_trainer.integrations.skyrl.environment", lambda env_id, env_args: talks)
+    monkeypatch.setattr("verifiers_integrations.skyrl.environment", lambda env_id, env_args: talks)
     words = ["generator.sampling_params.logprobs=0", "generator.sampling_params.max_generate_length=6"]
     words += ["generator.step_wise_trajectories=true"]  # a random model's text is not always the tokens it sampled
     config = SkyRLTrainConfig.from_cli_overrides(words)
@@ -139,7 +139,7 @@ async def test_its_validator_accepts_forks_as_steps(tmp_path, monkeypatch):
         max_turns=2, dataset=[{"question": "a"}, {"question": "b"}], rubric=vf.Rubric(funcs=[lambda: 0.5])
     )
     export_dataset(forgets, tmp_path, env_id="forgets")
-    monkeypatch.setattr("verifiers_trainer.integrations.skyrl.environment", lambda env_id, env_args: forgets)
+    monkeypatch.setattr("verifiers_integrations.skyrl.environment", lambda env_id, env_args: forgets)
     words = ["generator.sampling_params.logprobs=0", "generator.step_wise_trajectories=true"]
     config = SkyRLTrainConfig.from_cli_overrides(words)
     batch = batch_of(tmp_path, config, [0, 1])

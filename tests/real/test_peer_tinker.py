@@ -20,10 +20,10 @@ from real.tinker_server import serving, tiny_checkpoint
 from support.integration_envs import tool_env
 from support.peer_double import differences
 from verifiers.rollouts.turn import Turn
+from verifiers_integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
+from verifiers_integrations.tinker.data import datum
 from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import rollout_samples
-from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
-from verifiers_trainer.integrations.tinker.data import datum
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -142,7 +142,7 @@ def test_the_command(tmp_path, url, model, env):
     )
     words = ["@", str(file), "--trainer.args.output_dir", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "verifiers_trainer.integrations.tinker", *words],
+        [sys.executable, "-m", "verifiers_integrations.tinker", *words],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -16,8 +16,8 @@ from tinker_cookbook.rl.data_processing import assemble_training_data, compute_a
 
 from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import differences
-from verifiers_trainer.integrations.common import generate_group, peer_task
-from verifiers_trainer.integrations.tinker import TinkerClient, VerifiersGroupBuilder, to_trajectory_group
+from verifiers_integrations.common import generate_group, peer_task
+from verifiers_integrations.tinker import TinkerClient, VerifiersGroupBuilder, to_trajectory_group
 
 pytestmark = pytest.mark.real
 

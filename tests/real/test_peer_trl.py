@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import verifiers as vf
 from support.peer_double import differences
-from verifiers_trainer.integrations.trl import as_reward_func, make_rollout_func, reward_from_rollout, to_dataset
+from verifiers_integrations.trl import as_reward_func, make_rollout_func, reward_from_rollout, to_dataset
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 pytestmark = pytest.mark.real

@@ -23,7 +23,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 import verifiers as vf
 from support.peer_double import differences
-from verifiers_trainer.integrations.verl import export_dataset
+from verifiers_integrations.verl import export_dataset
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

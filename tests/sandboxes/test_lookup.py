@@ -1,16 +1,12 @@
 """Backends of other distributions are found by entry point; one that is not installed says what to install."""
 
 import importlib
-import subprocess
-import sys
-import sysconfig
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
 
-import verifiers
 import verifiers as vf
+from support.partial_install import without
 from verifiers.legacy.moved import MOVED
 from verifiers.runtime.install_lines import install_line
 from verifiers.sandbox import choice, register
@@ -42,26 +38,7 @@ class Firecracker(UnsafeSubprocess):
 @pytest.fixture
 def core_only(tmp_path):
     """Run Python code where everything is installed but verifiers-sandboxes."""
-    packages = tmp_path / "site-packages"
-    packages.mkdir()
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "verifiers_sandboxes" not in path.name:
-            (packages / path.name).symlink_to(path)
-    core = Path(verifiers.__file__).parents[1]
-
-    def run(code, *arguments, folder=""):
-        path = ":".join(map(str, [*filter(None, [folder]), packages, core]))
-        ended = subprocess.run(
-            [sys.executable, "-S", "-c", code, *arguments],
-            env={"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.strip()
-
-    return run
+    return without(tmp_path, "verifiers_sandboxes")
 
 
 def test_every_backend_of_the_distribution_is_found_by_its_name():

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from verifiers.integrations.openenv import EnvServer
+from verifiers_integrations.openenv import EnvServer
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE = REPOSITORY / "packages/core/src/verifiers"
+AGENTS = REPOSITORY / "packages/agents/src/verifiers_agents"
+INTEGRATIONS = REPOSITORY / "packages/integrations/src/verifiers_integrations"
 TRAINER = REPOSITORY / "packages/trainer/src/verifiers_trainer"
 SANDBOXES = REPOSITORY / "packages/sandboxes/src/verifiers_sandboxes"
 

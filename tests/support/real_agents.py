@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import verifiers as vf
-from verifiers.environments.agents.turns import agent_run
 from verifiers.testing import ScriptedClient
+from verifiers_agents.turns import agent_run
 
 SHELLS = {
     "codex": ("exec_command", "cmd", {}),

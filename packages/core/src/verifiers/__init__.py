@@ -12,6 +12,7 @@ Names are imported on first use, so ``import verifiers`` is fast and needs neith
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 from typing import Any
 
@@ -23,10 +24,7 @@ __version__ = "0.2.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
-    "environments": (
-        "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv HarborEnv EnvGroup"
-    ),
-    "environments.agents": "Agent AgentEnv model_gateway",
+    "environments": ("Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup"),
     "environments.multi_agent": "MultiAgentEnv ProposerSolverEnv Role SimulatedUserEnv TwoPlayerEnv",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
@@ -80,20 +78,27 @@ _TRAINER = frozenset(
 )
 """Names from the package verifiers-trainer."""
 
+_AGENTS = frozenset("Agent AgentEnv HarborEnv model_gateway".split())
+"""Names from the package verifiers-agents."""
+
 _INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv OpenEnvEnv".split())
 """Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *`` always works."""
-
-__all__ = sorted(_HOME)
 
 legacy_modules.register()
 moved.register("verifiers", moved.MOVED)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted({*_HOME, *(_AGENTS if importlib.util.find_spec("verifiers_agents") else ())})
     if module := _HOME.get(name):
         value = getattr(importlib.import_module(module), name)
     elif name in _TRAINER:
         value = _from_trainer(name)
+    elif name in _AGENTS:
+        from verifiers.runtime.installed import agents_part
+
+        value = agents_part(name)
     elif name in _INTEGRATIONS:
         value = getattr(importlib.import_module("verifiers.environments.integrations"), name)
     elif name in _SUBMODULES:
@@ -133,9 +138,9 @@ def _suggestion(name: str) -> str:
         return ""
     from verifiers.runtime.suggest import SIMILAR, close_match
 
-    near = close_match(name, [*_HOME, *_TRAINER, *_INTEGRATIONS], SIMILAR)
+    near = close_match(name, [*_HOME, *_TRAINER, *_AGENTS, *_INTEGRATIONS], SIMILAR)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_TRAINER, *_INTEGRATIONS})
+    return sorted({*globals(), *_HOME, *_TRAINER, *_AGENTS, *_INTEGRATIONS})

@@ -42,7 +42,6 @@ from verifiers.environments import (
     StatefulToolEnv,
     ToolEnv,
 )
-from verifiers.environments.agents import Agent, AgentEnv, model_gateway
 from verifiers.environments.integrations import GymEnv as GymEnv
 from verifiers.environments.integrations import MCPEnv as MCPEnv
 from verifiers.environments.integrations import OpenEnvEnv as OpenEnvEnv
@@ -136,6 +135,7 @@ from verifiers.types import (
     UserMessage,
 )
 from verifiers.view.opening import open_view
+from verifiers_agents import Agent, AgentEnv, model_gateway
 from verifiers_trainer import GRPOConfig as GRPOConfig
 from verifiers_trainer import GRPOTrainer as GRPOTrainer
 from verifiers_trainer import RLConfig as RLConfig

@@ -36,7 +36,11 @@ TOKENIZER = {"processing_class": "tokenizer"}
 METRICS = {"correct_answer_reward_func": "correct_answer"}
 """Metric names of older files, renamed on reading."""
 
-ENVIRONMENT_CLASSES = {"verifiers.environments.multi_turn.MultiTurnEnv": "verifiers.environments.base.MultiTurnEnv"}
+ENVIRONMENT_CLASSES = {
+    "verifiers.environments.multi_turn.MultiTurnEnv": "verifiers.environments.base.MultiTurnEnv",
+    "verifiers.environments.agents.env.AgentEnv": "verifiers_agents.env.AgentEnv",
+    "verifiers.environments.harbor.env.HarborEnv": "verifiers_agents.harbor.env.HarborEnv",
+}
 """``env_class`` in the configuration of an older run -> the same class where it is now."""
 
 SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from verifiers.clients.resolve import register_model_resolver
 from verifiers.legacy import moved
 from verifiers_trainer.legacy import MOVED
 
@@ -34,15 +33,6 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 moved.register("verifiers_trainer", MOVED)
-
-
-def _client_of_model(model: object) -> Any:
-    from verifiers_trainer.policy.live_model import client_of
-
-    return client_of(model)
-
-
-register_model_resolver(_client_of_model)
 
 
 def __getattr__(name: str) -> Any:

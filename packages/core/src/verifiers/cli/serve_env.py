@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import json
 import signal
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from verifiers.cli.common.command import SCHEMA, Call, SmallCommand, one_word
 from verifiers.errors import ConfigError
-
-if TYPE_CHECKING:
-    from verifiers.integrations.openenv import EnvServer
-    from verifiers.integrations.zmq_server import ZmqServer
+from verifiers.runtime.installed import part
 
 ABOUT = """Serve an environment to clients of OpenEnv: the client that steps a session is its model.
 
@@ -33,7 +30,6 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
 def run(call: Call) -> None:
     """Serve until interrupted. *Raises* ``ConfigError``."""
     from verifiers.environments.registry import load_environment
-    from verifiers.integrations.openenv import EnvServer
 
     options = call.options
     try:
@@ -42,17 +38,17 @@ def run(call: Call) -> None:
         raise ConfigError(f"--env-args: {error}; give a JSON object") from error
     if not isinstance(args, dict):
         raise ConfigError("--env-args is not a JSON object", key="env_args")
+    is_zmq = options["wire"] == "zmq"
+    server_class = part("ZmqServer" if is_zmq else "EnvServer", "verifiers-integrations", "vf-serve-env")
     env = load_environment(one_word(call, "one environment"), **args)
     host, port, max_sessions = options["host"], options["port"], options["max_sessions"]
-    if options["wire"] == "zmq":
-        from verifiers.integrations.zmq_server import ZmqServer
-
-        asyncio.run(_serve_zmq(call, ZmqServer(env, f"tcp://{host}:{port or '*'}", max_sessions)))
-        return
-    asyncio.run(_serve(call, EnvServer(env, max_sessions), host, port))
+    if is_zmq:
+        asyncio.run(_serve_zmq(call, server_class(env, f"tcp://{host}:{port or '*'}", max_sessions)))
+    else:
+        asyncio.run(_serve(call, server_class(env, max_sessions), host, port))
 
 
-async def _serve(call: Call, server: EnvServer, host: str, port: int) -> None:
+async def _serve(call: Call, server: Any, host: str, port: int) -> None:
     from aiohttp import web
 
     ended = _ended()
@@ -71,7 +67,7 @@ async def _serve(call: Call, server: EnvServer, host: str, port: int) -> None:
         await runner.cleanup()
 
 
-async def _serve_zmq(call: Call, server: ZmqServer) -> None:
+async def _serve_zmq(call: Call, server: Any) -> None:
     await server.serve(lambda address: _announce(call, server, address, f"EnvClient({address!r})"), _ended())
 
 
@@ -83,7 +79,7 @@ def _ended() -> asyncio.Event:
     return ended
 
 
-def _announce(call: Call, server: EnvServer | ZmqServer, address: str, client: str) -> None:
+def _announce(call: Call, server: Any, address: str, client: str) -> None:
     if call.json:  # print it now: the command ends with Ctrl-C
         print(json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out)
         call.json = False

@@ -10,14 +10,13 @@ This module opens no connection, and neither changes nor closes a passed object.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from verifiers.clients.endpoints import loaded_endpoint
@@ -33,6 +32,7 @@ from verifiers.clients.protocol import (
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
+from verifiers.runtime.installed import Broken, entry_points
 
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
 WAYS = (
@@ -246,9 +246,15 @@ def _has_create(source: object) -> bool:
 
 
 def _from_live_model(model: object) -> Client | None:
-    if not _resolvers and importlib.util.find_spec("verifiers_trainer") is not None:
-        importlib.import_module("verifiers_trainer")  # registers its resolver
-    return next((client for resolver in _resolvers if (client := resolver(model)) is not None), None)
+    resolvers = chain(_resolvers, _installed_resolvers())
+    return next((client for resolver in resolvers if (client := resolver(model)) is not None), None)
+
+
+def _installed_resolvers() -> Iterator[ModelResolver]:
+    """The resolvers of other distributions, by entry points of the group ``verifiers.model_resolvers``."""
+    for entry in entry_points("verifiers.model_resolvers"):
+        if not isinstance(entry, Broken):
+            yield entry[0].load()
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verifiers.environments.base import Environment, MultiTurnEnv
     from verifiers.environments.group import EnvGroup
-    from verifiers.environments.harbor.env import HarborEnv
     from verifiers.environments.python import PythonEnv
     from verifiers.environments.sandbox import SandboxEnv
     from verifiers.environments.single_turn import SingleTurnEnv
@@ -30,7 +29,6 @@ __all__ = [
 _LAZY = {
     "EnvGroup": "group",
     "Environment": "base",
-    "HarborEnv": "harbor.env",
     "MultiTurnEnv": "base",
     "PythonEnv": "python",
     "SandboxEnv": "sandbox",
@@ -41,6 +39,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "HarborEnv":
+        from verifiers.runtime.installed import agents_part
+
+        return agents_part(name)
     if name not in _LAZY:
         raise AttributeError(f"module 'verifiers.environments' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.environments.{_LAZY[name]}"), name)

@@ -28,6 +28,7 @@ MOVED: dict[str, str] = {
     "cli.entries": "cli.evaluate.entries",
     "cli.eval": "cli.evaluate.command",
     "cli.exporting": "cli.evaluate.exporting",
+    "cli.install.agents": "verifiers_agents.installing",
     "cli.install_sources": "cli.install.sources",
     "cli.installed": "cli.install.installed",
     "cli.installer": "cli.install.installer",
@@ -58,7 +59,23 @@ MOVED: dict[str, str] = {
     "dual": "runtime.calls",
     "durable": "storage.files",
     "encoding": "runtime.json",
+    "environments.agents": "verifiers_agents",
+    "environments.agents.agent": "verifiers_agents.agent",
+    "environments.agents.conversation": "verifiers_agents.conversation",
+    "environments.agents.env": "verifiers_agents.env",
+    "environments.agents.gateway": "verifiers_agents.gateway",
+    "environments.agents.inside": "verifiers_agents.inside",
+    "environments.agents.process": "verifiers_agents.process",
+    "environments.agents.programs": "verifiers_agents.programs",
+    "environments.agents.turns": "verifiers_agents.turns",
     "environments.closing": "environments.base",
+    "environments.harbor": "verifiers_agents.harbor",
+    "environments.harbor.building": "verifiers_agents.harbor.building",
+    "environments.harbor.dockerfile": "verifiers_agents.harbor.dockerfile",
+    "environments.harbor.env": "verifiers_agents.harbor.env",
+    "environments.harbor.grading": "verifiers_agents.harbor.grading",
+    "environments.harbor.images": "verifiers_agents.harbor.images",
+    "environments.harbor.task": "verifiers_agents.harbor.task",
     "environments.multi_turn": "environments.base",
     "environments.running": "environments.base",
     "environments.stopping": "rollouts.loop",
@@ -72,6 +89,15 @@ MOVED: dict[str, str] = {
     "historical.running": "legacy.running",
     "historical.saving": "legacy.saving",
     "hooks": "rollouts.author_code",
+    "integrations": "verifiers_integrations",
+    "integrations.harbor": "verifiers_agents.harbor_sandbox",
+    "integrations.inspect": "verifiers_integrations.inspect",
+    "integrations.inspect_messages": "verifiers_integrations.inspect_messages",
+    "integrations.inspect_sandbox": "verifiers_integrations.inspect_sandbox",
+    "integrations.inspect_task": "verifiers_integrations.inspect_task",
+    "integrations.openenv": "verifiers_integrations.openenv",
+    "integrations.trajectories": "verifiers_integrations.trajectories",
+    "integrations.zmq_server": "verifiers_integrations.zmq_server",
     "journal": "storage.journal",
     "logs": "runtime.logs",
     "messages": "data.messages",
@@ -155,7 +181,11 @@ MOVED: dict[str, str] = {
     "workers.serving": "runs.workers.serving",
 }
 """Old module path below ``verifiers`` -> current one, below ``verifiers`` or in a package of ``DISTRIBUTIONS``."""
-DISTRIBUTIONS = {"verifiers_sandboxes": "verifiers-sandboxes"}
+DISTRIBUTIONS = {
+    "verifiers_agents": "verifiers-agents",
+    "verifiers_integrations": "verifiers-integrations",
+    "verifiers_sandboxes": "verifiers-sandboxes",
+}
 """Package that contains modules moved out of ``verifiers`` -> the distribution to install."""
 
 
@@ -164,6 +194,7 @@ class _Alias(Loader):
 
     def __init__(self, new: str):
         self._new = new
+        self.old_spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """*Raises* ModuleNotFoundError naming the distribution to install, for a module that moved to another one."""
@@ -189,7 +220,11 @@ class _Alias(Loader):
         from importlib.util import find_spec
 
         spec = find_spec(self._new)
-        return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+        if spec is None or not isinstance(spec.loader, InspectLoader):
+            return None
+        if self.old_spec is not None:
+            self.old_spec.origin = spec.origin  # ``sys.argv[0]`` of the program
+        return spec.loader.get_code(self._new)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import system has replaced it with the spec of the old name
@@ -205,7 +240,12 @@ class _MovedModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         new = self.paths.get(fullname)
-        return None if new is None else ModuleSpec(fullname, _Alias(new))
+        if new is None:
+            return None
+        runs = f"{fullname}.__main__" in self.paths  # ``python -m`` looks for it in packages only
+        alias = _Alias(new)
+        alias.old_spec = ModuleSpec(fullname, alias, is_package=runs)
+        return alias.old_spec
 
 
 _FINDER = _MovedModules()

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 CORE = "verifiers"
-FOLDERS = {CORE: "core", "verifiers-trainer": "trainer", "verifiers-sandboxes": "sandboxes"}
+FOLDERS = {
+    CORE: "core",
+    "verifiers-agents": "agents",
+    "verifiers-integrations": "integrations",
+    "verifiers-sandboxes": "sandboxes",
+    "verifiers-trainer": "trainer",
+}
 """Distribution -> its folder in ``packages`` of the repository; the others, ``vf-NAME``, are in ``packages/envs``."""
 _LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 _SOURCE_LABELS = ("repository", "source", "source code")

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verifiers.errors import ConfigError
+from verifiers.runtime.install_lines import install_line
+
 if TYPE_CHECKING:
     from importlib_metadata import Distribution, EntryPoint
 
+PARTS = "verifiers.parts"
+"""Group of the entry points by which a distribution of this project provides names of ``verifiers``."""
 _FOLDER_NAME = re.compile(r"-|\.(?:dist|egg)-info$")
 _BLANK_LINE = re.compile(r"^\r?\n", re.MULTILINE)
 _FILES = ("entry_points.txt", "METADATA", "PKG-INFO")
@@ -55,6 +60,29 @@ def entry_points(
     if state is not None:
         _read[group] = state, found
     return iter(found)
+
+
+def part(name: str, distribution: str, label: str = "") -> Any:
+    """What another distribution of this project provides by an entry point of the group ``verifiers.parts``.
+
+    ``label`` is what a message calls it.
+
+    *Raises* ConfigError with the command that installs the distribution when it is not there.
+    """
+    for entry in entry_points(PARTS):
+        if not isinstance(entry, Broken) and entry[0].name == name:
+            return entry[0].load()
+    raise ConfigError(
+        f"{label or name} is in {distribution}, which is not installed: {install_line(distribution)}", key=name
+    )
+
+
+def agents_part(name: str) -> Any:
+    """``vf.NAME`` of the package verifiers-agents. *Raises* AttributeError that says how to install it."""
+    try:
+        return part(name, "verifiers-agents", f"vf.{name}")
+    except ConfigError as error:
+        raise AttributeError(str(error)) from None
 
 
 def headers(distribution: Distribution) -> Mapping[str, str]:

@@ -50,7 +50,7 @@ a client without ``identity()`` has none."""
 MAX_STORED_CHARS = 10_000
 """Longer arguments (a corpus, a word list) are stored as hashes; prompts are shorter."""
 
-_OUR_PACKAGES = ("verifiers", "verifiers_trainer")
+_OUR_PACKAGES = ("verifiers", "verifiers_agents", "verifiers_trainer")
 _OLD_SPELLINGS = compat.ENVIRONMENT_PARAMETERS | compat.JUDGE_PARAMETERS
 _FREE = re.compile(r"\bFree\(")
 _PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
@@ -448,7 +448,7 @@ def type_name(cls: object) -> str:
 def _qualified(module: object, name: str) -> str:
     top = str(module or "").partition(".")[0]
     if top in _OUR_PACKAGES:
-        return f"{top}.{name}"
+        return f"{top.removesuffix('_agents')}.{name}"  # saved runs have the names of before they moved there
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 

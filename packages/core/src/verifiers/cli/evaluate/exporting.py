@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.installed import part
 
 if TYPE_CHECKING:
     from verifiers.results.outputs import GenerateOutputs
@@ -38,9 +39,11 @@ def _dataset(results: GenerateOutputs, path: Path) -> None:
 
 
 def _inspect(results: GenerateOutputs, path: Path) -> None:
-    from verifiers.integrations.inspect import to_inspect
+    _to_inspect()(results, path)
 
-    to_inspect(results, path)
+
+def _to_inspect() -> Any:
+    return part("to_inspect", "verifiers-integrations", "--export inspect")
 
 
 FORMATS = {
@@ -53,6 +56,8 @@ FORMATS = {
 def check_formats(names: Sequence[str]) -> None:
     """*Raises* ``ConfigError`` for a format whose package is not installed."""
     for name in names:
+        if name == "inspect":
+            _to_inspect()
         needs = FORMATS[name].needs
         if needs is not None and importlib.util.find_spec(needs[0]) is None:
             raise ConfigError(f"--export {name} needs {needs[0]}, which is not installed: {needs[1]}")

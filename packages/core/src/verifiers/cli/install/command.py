@@ -30,7 +30,7 @@ from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
-from verifiers.runtime.installed import headers
+from verifiers.runtime.installed import headers, part
 from verifiers.runtime.syntax import parse_python
 from verifiers.runtime.terminal import escape_control
 
@@ -58,9 +58,7 @@ def run(call: Call) -> None:
         _list(call)
         return
     if call.options["agent"]:
-        from verifiers.cli.install.agents import install_agent
-
-        install_agent(call, call.options["agent"])
+        part("install_agent", "verifiers-agents", "vf-install --agent")(call, call.options["agent"])
         return
     request = _request(call)
     choice = choose(request)

@@ -1,0 +1,92 @@
+"""Convert rollouts for the training loop of tinker-cookbook.
+
+Every transition is one model call with its sampled tokens, so the cookbook merges turns by their ids. A rollout with an
+error or an unknown reward gets the mean of its siblings' known rewards: its advantage to the mean of the group is zero,
+so its tokens are not trained. ``vf_unscored`` marks unknown rewards.
+
+Tested with tinker-cookbook 0.5.7: its types, advantages and data assembly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifiers.environments.registry import load_environment
+from verifiers_integrations.common import Worth, generate_group, group_worth, record_of, row_of
+from verifiers_integrations.peers import Peer, beside_trainer
+from verifiers_integrations.tinker.client import TINKER, TinkerClient
+
+COOKBOOK = Peer(
+    "tinker_cookbook",
+    "tinker-cookbook",
+    ("0.5.7",),
+    lambda: beside_trainer("tinker-cookbook==0.5.7"),
+)
+
+
+def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
+    """Convert siblings (states, or outputs with their trajectories) to a ``TrajectoryGroup``."""
+    types = COOKBOOK.load("rl.types")
+    values = group_worth(rollouts)
+    rewards = [one.reward for one in values if not one.is_masked]
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
+    return types.TrajectoryGroup(
+        trajectories_G=[_trajectory(rollout) for rollout in rollouts],
+        final_rewards_G=[mean if one.is_masked else one.reward for one in values],
+        metrics_G=[_metrics(rollout, one) for rollout, one in zip(rollouts, values, strict=True)],
+    )
+
+
+def _trajectory(rollout: Mapping[str, Any]) -> Any:
+    types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
+    completers = COOKBOOK.load("completers")
+    turns = record_of(rollout).turns
+    transitions = [
+        types.Transition(
+            ob=sdk.ModelInput.from_ints(turn.prompt_ids.tolist()),
+            ac=completers.TokensWithLogprobs(
+                tokens=turn.completion_ids.tolist(), maybe_logprobs=turn.sampler_logprobs.tolist()
+            ),
+            reward=0.0,
+            episode_done=turn is turns[-1],
+        )
+        for turn in turns
+    ]
+    last = turns[-1].full_ids().tolist() if turns else []
+    return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
+
+
+def _metrics(rollout: Mapping[str, Any], value: Worth) -> dict[str, float]:
+    metrics = {name: float(number) for name, number in rollout["metrics"].items() if number == number}
+    return metrics | value.metrics
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiersGroupBuilder:
+    """A group to generate: environment id, row and number of siblings. Plain values, so it can be pickled."""
+
+    env_id: str
+    row: dict[str, Any]
+    group_size: int
+    env_args: dict[str, Any] = field(default_factory=dict)
+    max_retries: int = 0
+
+    async def play(self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None) -> Any:
+        """Generate the group with the policy of ``client``; return its ``TrajectoryGroup``."""
+        env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
+        rows = [row_of(self.row, env.message_type)] * self.group_size
+        return to_trajectory_group(
+            await generate_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
+        )
+
+
+_environments: dict[tuple[str, str], Any] = {}
+
+
+def _environment(env_id: str, env_args: str) -> Any:
+    if (env_id, env_args) not in _environments:
+        _environments[env_id, env_args] = load_environment(env_id, **json.loads(env_args))
+    return _environments[env_id, env_args]

@@ -1,0 +1,95 @@
+"""Export the rows of an environment as data of verl, with the configuration of the agent loop.
+
+``extra_info`` has all fields except the prompt (answer, info, id and arguments of the environment) as JSON text, so
+rows of different environments have one schema. ``verl.VerifiersAgentLoop`` is the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
+from verifiers.errors import ConfigError
+from verifiers_integrations.common import limit
+
+MODULE = "verifiers_integrations.verl"
+NAME = "verifiers"
+"""Name of the agent loop."""
+
+
+def export_dataset(
+    env: Environment,
+    out_dir: str | Path,
+    max_samples: int | None = None,
+    *,
+    env_id: str | None = None,
+    env_args: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; return the folder.
+
+    Workers load the environment by ``env_id`` and ``env_args``, which default to those of ``env``. Without evaluation
+    rows no ``eval.parquet`` is written. *Raises* ConfigError without an id.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = env_id or env.env_id
+    if not name:
+        raise ConfigError("verl's workers load the environment by its id: give env_id, the id of an installed package")
+    arguments = dict(env.env_args if env_args is None else env_args)
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
+        if tasks:
+            rows = [_row(task, name, arguments, split) for task in tasks]
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    names = json.dumps([function.name for function in env.rubric.plan().individual])
+    loop = f"- name: {NAME}\n  _target_: {MODULE}.VerifiersAgentLoop\n  metrics: {names}\n"
+    (folder / "agent_loop.yaml").write_text(loop, encoding="utf-8")
+    return folder
+
+
+def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str) -> dict[str, Any]:
+    prompt = task["prompt"]
+    if not isinstance(prompt, list):
+        raise ConfigError("verl takes prompts of messages: an environment with plain text prompts cannot be exported")
+    messages = [{"role": message["role"], "content": _text(message)} for message in prompt]
+    return {
+        "prompt": messages,
+        "data_source": env_id,
+        "agent_name": NAME,
+        "reward_model": {"style": "rule", "ground_truth": str(task["answer"])},
+        "extra_info": {
+            "index": task["example_id"],
+            "split": split,
+            "env_id": env_id,
+            "env_args": json.dumps(env_args),
+            "task": json.dumps(task, default=str),
+        },
+    }
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise ConfigError("verl takes prompts of text: images and audio in a prompt cannot be exported", key="prompt")
+    return content or ""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m verifiers_integrations.verl ENV OUT_DIR``: export the rows of an environment."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Write an environment's rows for verl.")
+    parser.add_argument("env_id")
+    parser.add_argument("out_dir")
+    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--max-samples", type=int)
+    args = parser.parse_args(argv)
+    env = load_environment(args.env_id, **args.env_args)
+    folder = export_dataset(env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args)
+    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
