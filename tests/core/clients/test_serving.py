@@ -81,6 +81,56 @@ async def test_what_is_no_object_is_refused(server, body):
     assert (await post(server, "/v1/chat/completions", body))[0] == 400
 
 
+@pytest.mark.parametrize(("num_values", "status"), [(100, 200), (101, 400)])
+async def test_the_objects_of_a_body_are_bounded_before_they_are_made(server, monkeypatch, num_values, status):
+    monkeypatch.setattr(serving, "MAX_VALUES", 100)
+    body = b'{"a": [' + b",".join([b"{}"] * ((num_values - 1) // 2)) + b"]" + b"," * (1 - num_values % 2)
+    body += b'"b": 1}' if num_values % 2 == 0 else b"}"
+    assert sum(map(body.count, (b"{", b"[", b","))) == num_values
+    assert (await post(server, "/v1/chat/completions", body))[0] == status
+
+
+async def test_the_oldest_idle_connection_makes_room_and_none_in_use_does():
+    echo = Echo()
+    echo.max_idle = 3
+    echo.start()
+    try:
+        waiting = asyncio.ensure_future(post(echo, "/wait"))
+        await asyncio.sleep(0.3)
+        opened = []
+        for _ in range(5):
+            opened.append(await asyncio.open_connection("127.0.0.1", echo.port))
+            await asyncio.sleep(0.1)
+        ended = [reader.at_eof() for reader, _ in opened]
+        assert ended == [True, True, False, False, False]
+        assert not waiting.done()
+        waiting.cancel()
+    finally:
+        for _, writer in opened:
+            writer.close()
+        echo.stop()
+
+
+async def test_what_is_no_http_is_one_line_of_the_log(server, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/1.1\r\nbad header\r\n\r\n")
+    assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    (record,) = [record for record in caplog.records if record.name == serving.log.name]
+    assert record.exc_info is None
+    assert "\n" not in record.getMessage()
+
+
+async def test_negative_control_a_fault_of_the_server_has_its_traceback(server, caplog, monkeypatch):
+    async def broken(self, request):
+        raise LookupError("a fault")
+
+    monkeypatch.setattr(Echo, "respond", broken)
+    assert (await post(server, "/"))[0] == 500
+    (record,) = [record for record in caplog.records if record.name == serving.log.name]
+    assert record.exc_info is not None
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 async def test_a_refusal_has_the_form_of_its_path(server, name):
     _, text = await post(server, f"/v1/{DIALECTS[name].PATHS[0]}", b"[]")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
@@ -18,12 +19,16 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from verifiers.clients.dialects import DIALECTS, Dialect
+from verifiers.clients.http import open_file_limit
 from verifiers.clients.payload import encode
 from verifiers.errors import ConfigError, ModelRefused
 from verifiers.runtime.bounded import size_text
 
+MAX_VALUES = 500_000
+"""Brackets and commas of a body that becomes objects: ``{},`` takes twenty times its bytes in memory."""
 START_S = 20.0
 STOP_S = 10.0
 DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect.PATHS}
@@ -39,6 +44,8 @@ class ModelServer:
     thread_name = "verifiers-server"
     max_body_bytes = 64 * 2**20
     """Of the decoded body of a request; a longer one is refused."""
+    max_idle = open_file_limit() // 2
+    """Connections without a request in flight; beyond them the oldest is closed, so that files are left."""
     shutdown_s = 0.5
     """How long requests that are being answered may go on after `stop`."""
 
@@ -85,7 +92,8 @@ class ModelServer:
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         make = partial(web.BaseRequest, loop=self._loop, client_max_size=self.max_body_bytes)
-        self.http = web.Server(self._answered, request_factory=make, handler_cancellation=True, access_log=None)
+        self.http = _Http(self._answered, request_factory=make, handler_cancellation=True, access_log=None, logger=log)
+        self.http.max_idle, self.http.busy = self.max_idle, set()
         runner = web.ServerRunner(self.http, shutdown_timeout=self.shutdown_s)
         try:
             await runner.setup()
@@ -100,6 +108,7 @@ class ModelServer:
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.http.busy.add(request.protocol)
         try:
             answer = await self.respond(request)
         except web.HTTPRequestEntityTooLarge:
@@ -107,10 +116,38 @@ class ModelServer:
             return refusal(dialect_of(request.path), refused)
         except (ModelRefused, ConfigError) as error:
             return refusal(dialect_of(request.path), error)
+        finally:
+            self.http.busy.discard(request.protocol)
         if isinstance(answer, web.StreamResponse):
             return answer
         body = answer if isinstance(answer, bytes) else encode(answer)
         return web.Response(body=body, content_type="application/json")
+
+
+class _Http(web.Server):
+    """The HTTP server, with a bound on idle connections."""
+
+    max_idle: int
+    busy: set[Any]
+
+    def connection_made(self, handler: Any, transport: Any) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self.max_idle:
+            idle = [connection for connection in self.connections if connection not in self.busy]
+            if len(idle) > self.max_idle:
+                idle[0].force_close()
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Take the traceback of our code off a record of what is no HTTP: a stranger could fill the log with it."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error.message[:100]!r}", (), None
+    return True
+
+
+log = logging.getLogger(__name__)
+log.addFilter(_in_one_line)
 
 
 def dialect_of(path: str) -> Dialect:
@@ -122,6 +159,8 @@ def dialect_of(path: str) -> Dialect:
 async def read_object(request: web.BaseRequest) -> dict[str, Any]:
     """The JSON object in the body of a request. *Raises* ConfigError."""
     body = await request.read()
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_VALUES:
+        raise ConfigError(f"the body has more than {MAX_VALUES:,} values")
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
