@@ -15,7 +15,6 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Annotated, Any, Unpack
 
 import aiohttp
@@ -148,7 +147,7 @@ class HttpClient(Identified):
     async def complete(self, request: ModelRequest) -> Response:
         """Return one completion, with retries. Raises as `Client.complete`."""
         without = self._without
-        url = self._text_url if request.message_type == "completion" else self._post_url
+        url = self._url("completions") if request.message_type == "completion" else self._post_url
         headers, body = request_headers(request), self._body(request, without)
         cache, content, key = None if request.sample is None else current_cache(), b"", ""
         if cache is not None:
@@ -179,10 +178,6 @@ class HttpClient(Identified):
 
         attempt = metered(self, request, send)
         return await call_with_retries(attempt, self.retry, self._pools.here().limiter, request.timeout_s)
-
-    @cached_property
-    def _text_url(self) -> URL:
-        return self._url("completions")
 
     def _body(self, request: ModelRequest, without: frozenset[str]) -> bytes:
         """The body of a request without the parts that the endpoint refused."""

@@ -35,7 +35,6 @@ DIALECT_OF = {path: dialect for dialect in DIALECTS.values() for path in dialect
 """Path below ``/v1/`` -> dialect."""
 Answer: TypeAlias = web.StreamResponse | Mapping[str, Any] | bytes
 """A response, or the JSON value of one, or its text."""
-MODEL_FIELDS = {"object": "model", "created": 0, "owned_by": "verifiers"}
 
 
 class ModelServer:
@@ -134,8 +133,8 @@ class _Http(web.Server):
         super().connection_made(handler, transport)
         if len(self.connections) > self.max_idle:
             idle = [connection for connection in self.connections if connection not in self.busy]
-            if len(idle) > self.max_idle:
-                idle[0].force_close()
+            for connection in idle[: -self.max_idle]:
+                connection.force_close()
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
@@ -152,8 +151,7 @@ log.addFilter(_in_one_line)
 
 def dialect_of(path: str) -> Dialect:
     """The dialect in which a request to a path is refused."""
-    named = (dialect for ending, dialect in DIALECT_OF.items() if path.endswith(f"/{ending}"))
-    return next(named, DIALECTS["chat"])
+    return next((DIALECT_OF[ending] for ending in DIALECT_OF if path.endswith(f"/{ending}")), DIALECTS["chat"])
 
 
 async def read_object(request: web.BaseRequest) -> dict[str, Any]:
@@ -181,7 +179,8 @@ def refusal(dialect: Dialect, refused: ModelRefused | ConfigError) -> web.Respon
 
 def models_body(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to ``GET /models``; a model has an ``id``, and fields of its own."""
-    return {"object": "list", "data": [MODEL_FIELDS | dict(model) for model in models], "has_more": False}
+    shared = {"object": "model", "created": 0, "owned_by": "verifiers"}
+    return {"object": "list", "data": [shared | dict(model) for model in models], "has_more": False}
 
 
 async def send_stream(

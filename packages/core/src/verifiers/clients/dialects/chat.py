@@ -111,7 +111,7 @@ def completion_body(response: Response, in_chat: bool = True, token_fields: Coll
         "created": response.created,
         "model": response.model,
         "choices": [choice],
-        "usage": _usage(response),
+        "usage": openai_usage(response.usage, "prompt", "completion"),
     }
     spans: list[dict[str, int]] = []
     if (tokens := response.tokens) is not None:
@@ -139,10 +139,6 @@ def _written(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != "thinking_blocks"}
 
 
-def _usage(response: Response) -> dict[str, Any]:
-    return openai_usage(response.usage, "prompt", "completion")
-
-
 def _chunk(kind: str, request: DialectRequest) -> dict[str, Any]:
     return {"id": f"chatcmpl-{request.id}", "object": kind, "created": request.created, "model": request.model}
 
@@ -166,7 +162,8 @@ def stream_rest(response: Response, request: DialectRequest) -> Iterator[bytes]:
         yield _delta(request, {"tool_calls": [{"index": index, **call}]})
     yield _delta(request, {}, response.finish_reason)
     if request.with_usage:
-        yield sse.event(_chunk("chat.completion.chunk", request) | {"choices": [], "usage": _usage(response)})
+        usage = openai_usage(response.usage, "prompt", "completion")
+        yield sse.event(_chunk("chat.completion.chunk", request) | {"choices": [], "usage": usage})
     yield sse.event(b"[DONE]")
 
 
