@@ -194,7 +194,7 @@ def test_the_index_of_many_rollouts_is_small(tmp_path, monkeypatch):
         return held / len(index)
 
     assert bytes_per_row() < 100
-    monkeypatch.setattr("verifiers.results.columns._SMALLER", {})
+    monkeypatch.setattr("verifiers.results.columns.smallest", lambda values, kind: values)
     assert bytes_per_row() > 180  # the negative control holds 64 bits of each number
 
 
