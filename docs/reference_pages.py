@@ -110,9 +110,9 @@ def _grpo_defaults() -> dict[str, str]:
 def _training_tables() -> Iterator[str]:
     """A table for each topic, which is a ``# --- topic ---`` line of the class."""
     module = importlib.import_module("verifiers_trainer.settings.fields")
-    defaults = {field.name: _default(field) for field in dataclasses.fields(module.RLFields)}
-    topics = _topics(Path(module.__file__).read_text(encoding="utf-8"), "RLFields")
-    meanings = dict(_documented(module, "RLFields"))
+    defaults = {field.name: _default(field) for field in dataclasses.fields(module.Settings)}
+    topics = _topics(Path(module.__file__).read_text(encoding="utf-8"), "Settings")
+    meanings = dict(_documented(module, "Settings"))
     for topic, names in topics.items():
         rows = [(f"`{name}`", f"`{defaults[name]}`", meanings[name], _may_change(module, name)) for name in names]
         yield f"### {topic[0].upper()}{topic[1:]}\n"
@@ -141,12 +141,12 @@ def _inherited_that_may_change() -> Iterator[tuple[str, str]]:
 
 def _may_change(module: Any, name: str) -> str:
     """Return why a resumed training may have another value; empty for a setting that must be the same."""
-    if module.marker(name, module.OnceSet):
+    if module.mark(name, module.OnceSet):
         return "from None to a value"
-    mark = module.marker(name, module.MayChange)
-    if mark is None or not mark.keys:
-        return mark.because if mark else ""
-    return f"entries {', '.join(f'`{key}`' for key in sorted(mark.keys))}: {mark.because}"
+    if entries := module.mark(name, module.FreeKeys):
+        return f"entries {', '.join(f'`{key}`' for key in sorted(entries.keys))}: {entries.reason}"
+    free = module.mark(name, module.Free)
+    return free.reason if free else ""
 
 
 def _table(module: Any, cls: str) -> str:

@@ -43,7 +43,7 @@ def test_every_setting_has_a_meaning(pages):
     from verifiers.runs import options
     from verifiers_trainer.settings import fields
 
-    for module, name in ((fields, "RLFields"), (options, "RunOptions")):
+    for module, name in ((fields, "Settings"), (options, "RunOptions")):
         assert [setting for setting, meaning in pages._documented(module, name) if not meaning] == []
 
 
@@ -74,10 +74,10 @@ def test_a_parameter_without_a_meaning_is_found(pages):
 
 
 def test_every_setting_and_command_is_shown(pages):
-    from verifiers_trainer.settings.fields import RLFields
+    from verifiers_trainer.settings.fields import Settings
 
     shown = pages.settings()
-    assert not [name for name in RLFields.__annotations__ if f"| `{name}` |" not in shown]
+    assert not [name for name in Settings.__annotations__ if f"| `{name}` |" not in shown]
     assert {"vf-eval", "vf-init", "vf-install", "vf-train", "vf-view"} <= {
         line.removeprefix("## ") for line in pages.commands().splitlines() if line.startswith("## ")
     }

@@ -8,7 +8,7 @@ import pytest
 
 import verifiers as vf
 from support.training import metrics_of
-from verifiers_trainer.settings.config import known_names
+from verifiers_trainer.settings.compat import known_names
 from verifiers_trainer.settings.cross_field_rules import trackers
 
 MODEL = "builtin:tiny"

@@ -3,6 +3,7 @@ functions take, and ``help()`` and editors that ask ``inspect`` or ``dir`` see a
 
 import ast
 import inspect
+import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.environments.base import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runs.options import COUNTS, EvaluateOptions, GenerateOptions, RunOptions, SamplingOptions
+from verifiers.runs.runner import Progress
 
 
 def stub_of(package):
@@ -63,10 +65,11 @@ def test_the_keywords_of_evaluate_are_the_run_options_and_the_sampling_arguments
     options = [field.name for field in fields(RunOptions)]
     assert keys(EvaluateOptions) == keys(SamplingOptions) + options
     assert set(keys(GenerateOptions)) - set(keys(EvaluateOptions)) == {"rollouts_per_example"} < set(COUNTS)
-    types = {field.name: field.type for field in fields(RunOptions)}
+    types, keywords = (
+        typing.get_type_hints(kind, localns={"Progress": Progress}) for kind in (RunOptions, EvaluateOptions)
+    )
     for name in options:
-        annotation = EvaluateOptions.__annotations__[name].__forward_arg__
-        assert annotation in (types[name], f"{types[name]} | None"), name
+        assert keywords[name] in (types[name], types[name] | None), name
 
 
 @pytest.mark.parametrize("name", ["evaluate", "evaluate_sync", "a_evaluate", "generate", "generate_sync", "a_generate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import logging
@@ -30,9 +29,6 @@ from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.run.metrics_files import read_metrics
-from verifiers_trainer.settings import static_fields
-from verifiers_trainer.settings.fields import RLFields, marker
-from verifiers_trainer.settings.limits import Between, OneOf, Unsupported
 
 ENVIRONMENT = """
 import os, signal
@@ -159,34 +155,6 @@ def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, warm, mis
     assert (child.lines, child.returncode) == (["exit code 2"], 0), child.stderr
     assert (MISTAKES | said)[mistake] in " ".join(child.stderr.split()), child.stderr
     assert not Path("outputs").exists()
-
-
-def test_the_names_that_are_read_from_source_are_the_settings():
-    assert static_fields.names() == {field.name for field in dataclasses.fields(RLFields) if field.init}
-    kinds = static_fields.hints()
-    assert (kinds["max_steps"], kinds["beta"], kinds["loss"]) == (int, float, Any)
-
-
-def test_the_limits_that_are_read_from_source_are_those_of_the_settings():
-    read = static_fields.limits()
-    for name, limits in read.items():
-        if name in static_fields.names():
-            for limit in limits:
-                assert type(marker(name, type(limit))) is type(limit)
-                assert repr(vars_of(marker(name, type(limit)))) == repr(vars_of(limit)), name
-    unread = {
-        name
-        for name in static_fields.names()
-        if any(marker(name, kind) is not None for kind in (Between, OneOf, Unsupported)) and not read.get(name)
-    }
-    assert unread == {"save_strategy", "eval_strategy", "recipe", "aggregation", "kl_type", "dual_clip"}
-    for name, default in static_fields.defaults().items():
-        assert getattr(RLFields, name) == default, name
-
-
-def vars_of(limit):
-    names = getattr(type(limit), "__slots__", None) or vars(limit)
-    return {name: getattr(limit, name) for name in names}
 
 
 def test_a_batch_that_is_right_with_another_spelling_a_recipe_or_a_loss_passes_the_first_checks():

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from support.guide_files import HOSTED, VF_RL
-from verifiers.cli.common.reader import describe, fits, key_lines, parse_value
+from verifiers.cli.common.reader import key_lines, parse_value
 from verifiers.errors import ConfigError
+from verifiers.runtime.values import describe, fits
 from verifiers_trainer.algorithm.losses import OBJECTIVES
 from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_arguments, read_toml
 from verifiers_trainer.grpo import GRPOConfig
-from verifiers_trainer.settings.config import RLConfig, field_names
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.fields import field_names
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "vf-train").glob("*.toml"))
 

@@ -93,7 +93,7 @@ def test_a_sample_that_depends_on_its_place_alone_is_found(check, precision):
 @pytest.mark.parametrize("strength", [0.0, 0.1])
 def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone(tmp_path, caplog, strength):
     trainer = small_trainer(tmp_path)
-    trainer.args.__dict__["bf16"] = True
+    trainer.args.derive(bf16=True)
     hooked(trainer.model, leak(strength))
     with torch.autocast("cpu", torch.bfloat16):
         sanity_checks.check_forward(trainer.model, trainer.args)

@@ -114,7 +114,7 @@ def test_a_run_says_the_precision_it_computes_in(tmp_path, monkeypatch, caplog):
 
 def test_a_precision_that_is_set_and_not_computed_in_is_a_warning(tmp_path, caplog):
     trainer = small_trainer(tmp_path)
-    trainer.args.__dict__["bf16"] = True
+    trainer.args.derive(bf16=True)
     sanity_checks.check_forward(trainer.model, trainer.args)
     assert "bf16 is set, and the layers compute in float32" in caplog.text
 
@@ -135,7 +135,7 @@ def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch,
 def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, monkeypatch, caplog, scale):
     """Both heads see the same rounded states: a difference of a hundredth of the logits is found."""
     trainer = small_trainer(tmp_path)
-    trainer.args.__dict__["bf16"] = True
+    trainer.args.derive(bf16=True)
     monkeypatch.setattr(logprobs.LogitTransform, "of", lambda config: logprobs.LogitTransform(scale))
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):

@@ -12,7 +12,8 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
 from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.config import RLConfig, field_names
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.fields import field_names
 from verifiers_trainer.trainer import RLTrainer
 
 ROWS = [

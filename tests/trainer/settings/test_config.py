@@ -9,10 +9,9 @@ import torch
 import verifiers_trainer
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.losses import BOUNDS
-from verifiers_trainer.settings.config import RLConfig, field_names
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
-from verifiers_trainer.settings.fields import RLFields, marker
-from verifiers_trainer.settings.limits import Unsupported
+from verifiers_trainer.settings.fields import Settings, Unsupported, field_names, mark
 
 
 def problems(**settings):
@@ -110,7 +109,7 @@ def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_w
     said = problems(gradient_accumulation_steps=4, torch_compile=True, neftune_noise_alpha=5.0)
     assert "gradient_accumulation_steps is 4, which this trainer does not support: batch_size counts all" in said
     assert said.startswith("3 setting(s)")
-    unsupported = {name: one for name in field_names() if (one := marker(name, Unsupported))}
+    unsupported = {name: one for name in field_names() if (one := mark(name, Unsupported))}
     assert len(unsupported) == 8
     for name, one in unsupported.items():
         assert getattr(RLConfig(), name) in one.off
@@ -241,6 +240,6 @@ def test_every_field_of_ours_is_read_somewhere():
         if path.parent.name != "cli":
             tree = ast.parse(path.read_text())
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    own = set(RLFields.__annotations__)
+    own = set(Settings.__annotations__)
     of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
     assert own - read - of_transformers - BOUNDS.keys() == set()  # test_objective reads each bound through its loss

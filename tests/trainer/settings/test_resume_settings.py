@@ -6,19 +6,20 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
+from msgspec import Meta
 from peft import LoraConfig
-from transformers import TrainingArguments
 
 from support.training import losses_of, run, small_trainer
 from verifiers.errors import RunMismatch
+from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES
 from verifiers_trainer.pipeline.saved_state import load_pipeline
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.fields import Inherited, marker, problem_of
-from verifiers_trainer.settings.limits import Between, MayChange, OnceSet, OneOf
+from verifiers_trainer.settings.fields import PARTS, FreeKeys, OnceSet, mark, problem_of
 
 SAVED = Path(__file__).parents[2] / "data" / "saved_0_2_0"
 STEPS = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 0}
@@ -34,9 +35,9 @@ SILENT_IN_0_2_0 = {
     "tool_call_parser": "hermes",
 }
 FIELDS = [field for field in dataclasses.fields(RLConfig) if field.init]
-MUST_MATCH = [field.name for field in FIELDS if not marker(field.name, MayChange)]
+MUST_MATCH = [field.name for field in FIELDS if not mark(field.name, Free) and not mark(field.name, FreeKeys)]
 UNREAD = BOUNDS.keys() - OBJECTIVES["cispo"].reads.keys()
-MAY_CHANGE = [field.name for field in FIELDS if (one := marker(field.name, MayChange)) and not one.keys]
+MAY_CHANGE = [field.name for field in FIELDS if mark(field.name, Free)]
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +52,30 @@ def folder(tmp_path_factory):
 def resumed(folder):
     """Loads the checkpoint into a trainer with another value of one setting; returns the step."""
     trainer = small_trainer(folder, **STEPS | {"max_steps": 4})
-    same = dict(trainer.args.__dict__)
 
     def load(name):
-        trainer.args.__dict__[name] = other_value(name, same[name])
+        same = getattr(trainer.args, name)
+        trainer.args.derive(**{name: other_value(name, same)})
         try:
             return trainer.checkpoints.starting_point(str(folder / "checkpoint-2")).step
         finally:
-            trainer.args.__dict__.update(same)
+            trainer.args.derive(**{name: same})
 
     return load
 
 
 def other_value(name, value):
     """A value that the setting may have by its own line, other than ``value``."""
-    between, one_of = marker(name, Between), marker(name, OneOf)
-    if one_of:
-        other = next(choice for choice in one_of.choices if choice != getattr(value, "value", value))
+    choices = [choice for part in PARTS[name] if get_origin(part) is Literal for choice in get_args(part)]
+    span = mark(name, Meta)
+    if choices:
+        other = next(choice for choice in choices if choice != getattr(value, "value", value))
     elif isinstance(value, bool):
         return not value
     elif isinstance(value, enum.Enum):
         other = next(member for member in type(value) if member is not value)
-    elif between:
-        candidates = [between.low, between.high, 1, 2, 0.5]
+    elif span:
+        candidates = [number for number in (span.ge, span.le, 1, 2, 0.5) if number is not None]
         other = next(number for number in candidates if number != value and problem_of(name, number) is None)
     elif isinstance(value, int | float):
         other = value + 1
@@ -92,21 +94,17 @@ def test_a_setting_that_version_0_2_0_let_pass_is_refused(folder, name, value):
 
 
 def test_every_field_is_classified_one_way_or_the_other():
-    parts = [name for field in FIELDS if (one := marker(name := field.name, MayChange)) and one.keys]
-    assert parts == ["model_init_kwargs", "lora_config"]
-    assert {*MUST_MATCH, *MAY_CHANGE, *parts} == {field.name for field in FIELDS}
-    assert all(marker(name, MayChange).because for name in MAY_CHANGE)
-
-
-def test_markers_of_inherited_fields_name_fields_that_exist():
-    assert set(Inherited.__annotations__) <= {field.name for field in dataclasses.fields(TrainingArguments)}
+    tables = [field.name for field in FIELDS if mark(field.name, FreeKeys)]
+    assert tables == ["model_init_kwargs", "lora_config"]
+    assert {*MUST_MATCH, *MAY_CHANGE, *tables} == {field.name for field in FIELDS}
+    assert all(mark(name, Free).reason for name in MAY_CHANGE)
 
 
 @pytest.mark.parametrize(
     "name", [name for name in [*MUST_MATCH, "model_init_kwargs", "lora_config"] if name not in UNREAD]
 )
 def test_a_setting_without_a_mark_must_match(resumed, caplog, name):
-    if marker(name, OnceSet):
+    if mark(name, OnceSet):
         resumed(name)  # None in the checkpoint
         assert name in caplog.text
         return

@@ -60,7 +60,7 @@ class GRPOConfig(RLConfig):
             batch = self.batch_size * steps
             if not self.is_given("micro_batch_size"):
                 fitting = [n for n in range(1, LARGEST_MICRO_BATCH + 1) if batch % (n * world_size) == 0]
-                self._set(micro_batch_size=max(fitting, default=micro))
+                self.derive(micro_batch_size=max(fitting, default=micro))
             product = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
         else:
             updates = self.updates_per_batch
@@ -70,8 +70,8 @@ class GRPOConfig(RLConfig):
                 + f" x updates_per_batch {updates}" * (updates != 1)
             )
         if batch != self.batch_size or steps != 1:
-            self.__dict__["batch_is"] = f" ({product})"
-        self._set(batch_size=batch, gradient_accumulation_steps=1)
+            self.batch_is = f" ({product})"
+        self.derive(batch_size=batch, gradient_accumulation_steps=1)
         self._explicit.add("batch_size")
 
     def _derive_updates_of_generation(self, accumulation: int) -> None:

@@ -125,7 +125,7 @@ class RLTrainer(HFLoop):
         server = context.server_of(client)
         settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
         report_to = installed(trackers(settings.report_to))  # transformers' own reporting is off: ours runs on threads
-        settings.__dict__.update(FORCED)
+        settings.set_fields(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(
                 model,

@@ -66,7 +66,7 @@ class Budget:
     def __init__(
         self,
         max_cost_usd: float | None = None,
-        max_total_tokens: int | None = None,
+        max_total_tokens: float | None = None,
         *,
         prices: Mapping[str, Sequence[float]] | None = None,
     ):

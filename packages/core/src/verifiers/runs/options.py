@@ -8,15 +8,19 @@ the sampling arguments that a call may name beside them. ``parse`` reads the key
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from verifiers import compat
 from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
+from verifiers.runtime.values import FINITE, MinusOne, describe, fits, parts
 
 if TYPE_CHECKING:
     from verifiers.runs.runner import Progress
@@ -68,19 +72,25 @@ NO_LONGER_NEEDED = ("save_every", "use_tqdm", "batch_size")
 """Options of older versions that are accepted and ignored."""
 
 DEFAULT_CONCURRENCY = 1024
+WORKER_BACKENDS = ("process", "ray")
+
+Number = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Limit = Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")]
+Seconds = Annotated[float, Meta(gt=0.0, description="a positive number of seconds")]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a run generates, scores and stores rollouts."""
 
-    max_concurrent: int = -1
+    max_concurrent: Annotated[int, Meta(ge=1, description="at least 1"), MinusOne("the default")] = -1
     """Rollouts in flight; -1 = as many as are pending, at most 1024."""
-    max_concurrent_generation: int | None = None
+    max_concurrent_generation: Count | None = None
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
-    max_concurrent_scoring: int | None = None
+    max_concurrent_scoring: Count | None = None
     """Rollouts being scored; None = bounded by ``max_concurrent`` alone."""
-    max_concurrent_tools: int | None = None
+    max_concurrent_tools: Count | None = None
     """Tool calls in flight; None = bounded by ``max_concurrent`` alone."""
     independent_scoring: bool = False
     """Score each rollout alone: no group functions, no advantages."""
@@ -88,13 +98,13 @@ class RunOptions:
     """False leaves rewards unknown; None uses the environment's setting."""
     interleave_scoring: bool = True
     """False: score after all rollouts are generated; a rollout is durable only once it is scored."""
-    max_retries: int = 0
+    max_retries: Number = 0
     """Times a rollout is run again after a retryable error other than a ``ModelError``."""
-    rollout_timeout_s: float | None = 3600.0
+    rollout_timeout_s: Seconds | None = 3600.0
     """Time limit of one rollout's generation, in seconds; None = no limit."""
-    abort_after: int = 32
+    abort_after: Number = 32
     """Consecutive failures of one cause that stop the run; 0 = never."""
-    seed: int | None = None
+    seed: Annotated[int, Meta()] | None = None
     """Derives the sampling seed of every turn from (seed, example, sibling, turn)."""
     results_path: str | Path | None = None
     """The run directory."""
@@ -111,15 +121,15 @@ class RunOptions:
     keep_states: bool = True
     """Keep every rollout's state in memory for ``results["states"]``. Without, results of a saved run of 20,000
     rollouts or more are read from its folder."""
-    num_workers: int = 0
+    num_workers: Number = 0
     """Worker processes; 0 = run in this process. The environment must have been loaded by its id."""
     worker_backend: str = "process"
     """Where workers run: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
     keep_raw_responses: bool = False
     """Keep the provider's response object in ``Response.raw``."""
-    shuffle_seed: int | None = None
+    shuffle_seed: Annotated[int, Meta()] | None = None
     """Seed of the shuffle before the first ``num_examples`` are taken; None = dataset order."""
-    until_half_width: float | None = None
+    until_half_width: Limit | None = None
     """Stop once the 95% interval of the mean reward, valid at any time, is at most this wide to each side; None = run
     every example. The examples must be in random order (``shuffle_seed``)."""
     until_decided: str | Path | None = None
@@ -128,9 +138,9 @@ class RunOptions:
     """Lowest and highest possible reward, which the two options above need."""
     cache_dir: str | Path | None = None
     """Answer requests that were answered before from this folder, and store the others there; None = no cache."""
-    max_cost_usd: float | None = None
+    max_cost_usd: Limit | None = None
     """The most that the run may cost over all its sessions, judges included; it ends as ``BudgetExhausted``."""
-    max_total_tokens: int | None = None
+    max_total_tokens: Limit | None = None
     """The most tokens, read and sampled, that the run may take; as ``max_cost_usd``."""
     prices: Mapping[str, Sequence[float]] | None = None
     """Model -> US dollars per million tokens read and sampled, for clients (of judges) without prices of their own."""
@@ -187,7 +197,7 @@ class EvaluateOptions(SamplingOptions, total=False):
     reward_range: Sequence[float]
     cache_dir: str | Path | None
     max_cost_usd: float | None
-    max_total_tokens: int | None
+    max_total_tokens: float | None
     prices: Mapping[str, Sequence[float]] | None
     preflight: bool
     progress: Progress | None
@@ -217,7 +227,7 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
     if named.get("state_columns") is None:
         named.pop("state_columns", None)
     options = RunOptions(**named)
-    _check(options)
+    _check(options, named)
     return options, sampling
 
 
@@ -253,45 +263,29 @@ def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | No
         if value is not None:
             raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
         value = compat.rename(older, compat.RUN_OPTIONS)[name]
-    if value is not None and (not _is_int(value) or value < 1):
+    if value is not None and not fits(value, Count):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least 1", key=name)
     return value
 
 
-WORKER_BACKENDS = ("process", "ray")
-
-_AT_LEAST = {"max_retries": 0, "abort_after": 0, "num_workers": 0} | dict.fromkeys(
-    ("max_concurrent_generation", "max_concurrent_scoring", "max_concurrent_tools"), 1
-)
+_HINTS = typing.get_type_hints(RunOptions, localns={"Progress": Any}, include_extras=True)
+RANGES = {name: hint for name, hint in _HINTS.items() if any(isinstance(part, Meta) for part in parts(hint))}
+"""Option -> its annotation, of the options that have a range."""
 
 
-def _check(options: RunOptions) -> None:
-    concurrency = options.max_concurrent
-    if not _is_int(concurrency) or concurrency == 0 or concurrency < -1:
-        raise _invalid("max_concurrent", concurrency, "at least 1, or -1 for the default")
-    for name, least in _AT_LEAST.items():
-        value = getattr(options, name)
-        if value is None and least == 1:
-            continue
-        if not _is_int(value) or value < least:
-            raise _invalid(name, value, f"at least {least}" + (", or None" if least == 1 else ""))
-    limit_s = options.rollout_timeout_s
-    if limit_s is not None and (not isinstance(limit_s, int | float) or not limit_s > 0):
-        raise _invalid("rollout_timeout_s", limit_s, "a positive number of seconds, or None for no bound")
-    for name in ("seed", "shuffle_seed"):
-        if getattr(options, name) is not None and not _is_int(getattr(options, name)):
-            raise _invalid(name, getattr(options, name), "a whole number, or None")
-    if (width := options.until_half_width) is not None and not (_is_number(width) and width > 0):
-        raise _invalid("until_half_width", width, "a number above 0, in units of the reward")
-    if width is not None and options.until_decided is not None:
+def _check(options: RunOptions, named: Mapping[str, Any]) -> None:
+    """Check the options of a call; their defaults are in their ranges."""
+    for name, hint in ((name, RANGES[name]) for name in named if name in RANGES):
+        if not fits(named[name], hint):
+            optional = ", or None" if type(None) in parts(hint) else ""
+            raise _invalid(name, named[name], describe(hint) + optional)
+    stops = options.until_half_width is not None or options.until_decided is not None
+    if options.until_half_width is not None and options.until_decided is not None:
         raise ConfigError("until_half_width and until_decided both stop the run; give one of them")
-    stops = width is not None or options.until_decided is not None
     if stops and not options.interleave_scoring:
         raise ConfigError("interleave_scoring=False scores at the end, so that no reward can stop the run before")
     for name in ("max_cost_usd", "max_total_tokens"):
-        if (limit := getattr(options, name)) is not None and not (_is_number(limit) and limit > 0):
-            raise _invalid(name, limit, "a number above 0, or None for no limit")
-        if limit is not None and options.num_workers:
+        if getattr(options, name) is not None and options.num_workers:
             raise ConfigError(f"{name} limits the requests of this process alone; run with num_workers=0", key=name)
     if options.cache_dir is not None and options.num_workers:
         raise ConfigError("cache_dir serves the requests of this process alone; run with num_workers=0")
@@ -308,10 +302,6 @@ def _check(options: RunOptions) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _invalid(name: str, value: object, requirement: str) -> ConfigError:

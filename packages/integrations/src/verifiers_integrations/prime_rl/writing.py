@@ -22,7 +22,7 @@ from verifiers_trainer.cli.prime_rl_files import (
     is_prime_rl,
     read,
 )
-from verifiers_trainer.settings import static_fields
+from verifiers_trainer.settings.fields import Settings
 
 ERAS = ("v0.4", "2025")
 _SAME = ("max_steps", "batch_size", "rollouts_per_example")
@@ -93,8 +93,7 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
         return document
-    defaults = static_fields.defaults()
-    adapter = {name: args.get(name, defaults[name]) for name in ("use_lora", "lora_rank", "lora_alpha")}
+    adapter = {name: args.get(name, getattr(Settings, name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
     adapter["learning_rate"] = args.get("learning_rate") or 1e-5  # default of RLConfig with an adapter
     return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 

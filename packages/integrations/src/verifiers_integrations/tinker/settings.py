@@ -6,33 +6,35 @@ Settings with the meaning of a setting of ``RLConfig`` have its name and default
 
 from __future__ import annotations
 
+import functools
 import time
+import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
+from verifiers.runtime.values import describe, fits, parts
+from verifiers.storage.identity import Free
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
-from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
-from verifiers_trainer.settings.limits import UNCOMPARED
+from verifiers_trainer.settings.batch_rules import UNCOMPARED
+from verifiers_trainer.settings.fields import (
+    ALARMS,
+    LOGGING,
+    PLACEMENT,
+    RUN_LENGTH,
+    SAVING,
+    SPEED,
+    TIMEOUTS,
+    Aggregation,
+    Count,
+)
 
-LOSSES = ("importance_sampling", "ppo", "cispo")
-CHOICES: dict[str, tuple[str, ...]] = {
-    "loss": LOSSES,
-    "overlong": ("mask", "drop"),
-    "zero_variance": ("drop", "keep"),
-    "history": ("render", "exact"),
-}
-POSITIVE = (
-    *("rollouts_per_example", "batch_size", "max_seq_len", "max_steps", "max_concurrent", "generation_timeout"),
-    *("save_steps", "max_tokens", "lora_rank", "learning_rate"),
-)
-FREE = frozenset("base_url output_dir max_steps save_steps save_total_limit".split()) | frozenset(
-    "max_concurrent generation_timeout rollout_timeout log_completions max_error_fraction no_signal_steps".split()
-)
-"""Settings that may change when a run is resumed: they affect neither sampling nor the loss."""
+Positive = Annotated[float, Meta(gt=0.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +46,56 @@ class TinkerConfig:
     teacher: ClassVar[str | None] = None
     model: str = ""
     """Base model, by its name at the service."""
-    base_url: str | None = None
+    base_url: Annotated[str | None, PLACEMENT] = None
     """URL of the service; None = the hosted one."""
     tokenizer: str | None = None
     """Name or folder; None = that of the model at the service."""
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/tinker-<time>``."""
-    lora_rank: int | None = None
+    lora_rank: Count | None = None
     """None: the service's default."""
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """None: the SDK's default."""
     adam: dict[str, Any] = field(default_factory=dict)
     """Further fields of the SDK's ``AdamParams``: beta1, beta2, eps, weight_decay, grad_clip_norm."""
-    loss: str = "importance_sampling"
+    loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     loss_config: dict[str, float] = field(default_factory=dict)
     """The service's ``loss_fn_config``; empty: its defaults."""
 
-    rollouts_per_example: int = 16
-    batch_size: int = 512
+    rollouts_per_example: Count = 16
+    batch_size: Count = 512
     """Rollouts per optimizer step."""
-    max_steps: int = 500
-    max_seq_len: int = 2048
-    max_tokens: int | None = None
+    max_steps: Annotated[Count, RUN_LENGTH] = 500
+    max_seq_len: Count = 2048
+    max_tokens: Count | None = None
     """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
     temperature: float = 1.0
     """Only 1.0: the service returns log-probabilities of the unprocessed distribution."""
-    history: str = "render"
+    history: Literal["render", "exact"] = "render"
     tool_call_parser: str | None = "hermes"
     seed: int = 42
     shuffle_dataset: bool = True
 
     advantage: str = "mean"
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
     """Normalisation of the sum over tokens that the service minimises; applied to the advantages."""
     max_off_policy_steps: int = 1
-    max_concurrent: int = 1024
-    generation_timeout: float = 600.0
-    rollout_timeout: float | None = None
-    zero_variance: str = "drop"
+    max_concurrent: Annotated[Count, SPEED] = 1024
+    generation_timeout: Annotated[Positive, TIMEOUTS] = 600.0
+    rollout_timeout: Annotated[float | None, TIMEOUTS] = None
+    zero_variance: Literal["drop", "keep"] = "drop"
     oversample: float = 2.0
     min_group_fraction: float = 0.75
-    max_error_fraction: float = 0.5
-    no_signal_steps: int | None = None
-    overlong: str = "mask"
+    max_error_fraction: Annotated[float, ALARMS] = 0.5
+    no_signal_steps: Annotated[int | None, ALARMS] = None
+    overlong: Literal["mask", "drop"] = "mask"
     mask_truncated_completions: bool = False
     zero_truncated_completions: bool = False
 
-    save_steps: int = 50
-    save_total_limit: int | None = None
+    save_steps: Annotated[Count, SAVING] = 50
+    save_total_limit: Annotated[int | None, SAVING] = None
     """Maximum number of local checkpoint folders; states saved at the service are not deleted."""
-    log_completions: bool = True
+    log_completions: Annotated[bool, LOGGING] = True
 
     updates_per_batch: ClassVar[int] = 1
     steps_per_batch: ClassVar[int] = 1
@@ -127,7 +129,7 @@ class TinkerConfig:
         """Create a configuration from a mapping. *Raises* ``ConfigError`` for unknown names."""
         if "api_key" in settings:
             raise ConfigError("the key is read from TINKER_API_KEY only, not from a file: remove api_key")
-        check_keywords(settings, [one.name for one in fields(cls)], "a Tinker run")
+        check_keywords(settings, _hints(), "a Tinker run")
         return cls(**settings)
 
     @property
@@ -147,19 +149,18 @@ class TinkerConfig:
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that must match when a run is resumed."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE}
+        free = {name for name, hint in _hints().items() if any(isinstance(part, Free) for part in parts(hint))}
+        return {name: value for name, value in asdict(self).items() if name not in free}
 
     def problems(self) -> list[str]:
         """Return every violated rule as a sentence."""
+        ranges = _hints() | {"advantage": Literal[*ADVANTAGES]}
         problems = [
-            f"{name} is {getattr(self, name)!r}; it must be positive"
-            for name in POSITIVE
-            if self._is_not_positive(name)
+            f"{name} is {getattr(self, name)!r}; it must be {describe(hint)}"
+            for name, hint in ranges.items()
+            if any(isinstance(part, Meta) or typing.get_origin(part) is Literal for part in parts(hint))
+            and not fits(getattr(self, name), hint)
         ]
-        choices = CHOICES | {"advantage": tuple(ADVANTAGES), "aggregation": tuple(AGGREGATIONS)}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         if not self.model:
             problems.append("model is missing: the service's name of the base model, for example Qwen/Qwen3-8B")
         if self.temperature != 1.0:
@@ -177,6 +178,9 @@ class TinkerConfig:
             problems.append("rollouts_per_example is 1: an advantage compares siblings: use at least 2")
         return problems
 
-    def _is_not_positive(self, name: str) -> bool:
-        value = getattr(self, name)
-        return value is not None and not value > 0
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    """Setting -> its annotation."""
+    hints = typing.get_type_hints(TinkerConfig, include_extras=True)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}

@@ -52,10 +52,10 @@ class BatchSettings(CreditSettings, Protocol):
     mask_env_responses: bool
     mask_truncated_completions: bool
     zero_truncated_completions: bool
-    overlong: str
+    overlong: Any  # "mask" or "drop"
     # samples to rows
     updates_per_batch: int
-    aggregation: str
+    aggregation: Any  # a name of ``AGGREGATIONS``
     micro_batch_size: int
     micro_batch_tokens: int | None
     packing: bool

@@ -24,11 +24,11 @@ class CreditSettings(Protocol):
     """What decides how rewards become advantages; ``RLConfig`` documents each."""
 
     advantage: Any
-    credit: str
+    credit: Any  # "rollout" or "turn"; a choice is no ``str`` that may be assigned
     gamma: float
     negative_advantage_weight: float
     min_group_fraction: float
-    zero_variance: str
+    zero_variance: Any  # "drop" or "keep"
 
 
 @dataclass(frozen=True, slots=True)

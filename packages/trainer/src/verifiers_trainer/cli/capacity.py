@@ -40,7 +40,8 @@ from verifiers_trainer.cli.throughput import (
 from verifiers_trainer.distributed.devices import DATA_SHEETS
 from verifiers_trainer.policy import builtin_models
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
-from verifiers_trainer.settings import recipes, static_fields
+from verifiers_trainer.settings import recipes
+from verifiers_trainer.settings.fields import Settings, field_names
 
 CPU = "cpu"
 CPU_LAYER_S, CPU_TOKEN_S = 1.7e-4, 1.5e-4
@@ -130,7 +131,7 @@ def capacity_plan(
     such devices; ``overrides`` values of ``MEANINGS``, as ``name=value``. *Raises* ``ConfigError``.
     """
     assignments, problems = read_words(words)
-    settings, more = read_settings(assignments, without_transformers=True)
+    settings, more = read_settings(assignments)
     raise_together([*problems, *more])
     values = _values(settings)
     device = device or CPU
@@ -200,12 +201,12 @@ def _values(settings: TrainSettings) -> dict[str, Any]:
     """The settings with defaults; those of GRPO derive values from each other, which needs transformers."""
     if settings.algorithm == "rl":
         recipe = recipes.settings_of(settings.config.get("recipe"))
-        return {**static_fields.defaults(), **recipe, **settings.config}
+        return {**dataclasses.asdict(Settings()), **recipe, **settings.config}
     from verifiers_trainer.grpo import GRPOConfig
 
     config = GRPOConfig(**settings.config)
     raise_together(config.problems())
-    return {name: getattr(config, name) for name in static_fields.names()}
+    return {name: getattr(config, name) for name in field_names()}
 
 
 def _inputs(

@@ -7,8 +7,10 @@ built.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from verifiers.cli.common.reader import raise_together
@@ -17,14 +19,15 @@ from verifiers.errors import UsageError, VerifiersError
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.policy.loading import missing_folder
-from verifiers_trainer.settings import compat, static_fields
-from verifiers_trainer.settings.limits import check_batch
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.batch_rules import check_batch
+from verifiers_trainer.settings.fields import Settings, problem_of
 
 
 def check_first(words: Sequence[str]) -> None:
     """*Raises* ``ConfigError`` that lists every problem."""
     assignments, problems = read_words(words)
-    settings, more = read_settings(assignments, without_transformers=True)
+    settings, more = read_settings(assignments)
     found: list[str | VerifiersError] = [*problems, *more]
     found += [f"{_place(settings, problem)}{problem}" for problem in _value_problems(settings)]
     if missing := missing_folder(settings.model):
@@ -43,28 +46,14 @@ def _value_problems(settings: TrainSettings) -> list[str]:
     them from other settings."""
     if settings.algorithm != "rl":
         return []
-    limits = static_fields.limits()
-    problems = [limit.problem(name, value) for name, value in settings.config.items() for limit in limits.get(name, ())]
-    found = [problem for problem in problems if problem is not None]
+    found = [problem for name, value in settings.config.items() if (problem := problem_of(name, value))]
     if "recipe" in settings.config or settings.places.keys() & compat.GRPO_NAMES:
         return found  # the values of a recipe, and of other spellings, are read with transformers
     if "loss" in settings.config and not {"rollouts_per_example", "advantage"} <= settings.config.keys():
         return found  # a loss has defaults for them: imitated rollouts have no siblings
     world_size = os.environ.get("WORLD_SIZE", "")
-    return found + check_batch(_Given(settings.config), int(world_size) if world_size.isdecimal() else 1)
-
-
-class _Given:
-    """The settings of a file, with defaults, as ``check_batch`` reads them."""
-
-    batch_is = ""
-
-    def __init__(self, given: Mapping[str, Any]):
-        self.__dict__.update({**static_fields.defaults(), **given})
-        self._given = given
-
-    def __getattr__(self, name: str) -> Any:  # for a type checker: the attributes are the settings
-        raise AttributeError(name)
+    config = SimpleNamespace(**{**dataclasses.asdict(Settings()), **settings.config}, batch_is="")
+    return found + check_batch(config, int(world_size) if world_size.isdecimal() else 1)
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:

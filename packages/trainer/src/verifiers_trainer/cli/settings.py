@@ -12,20 +12,24 @@ import dataclasses
 import enum
 import functools
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
+from msgspec import Meta
 
-from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
+from verifiers.cli.common.reader import Assignment, Fields, accept, store, unknown_key
 from verifiers.errors import ConfigError
 from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers.runtime.values import FINITE, describe, fits, parts
 from verifiers.storage.directory import read_metadata
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
-from verifiers_trainer.settings import compat, static_fields
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.compat import known_names
+from verifiers_trainer.settings.fields import Inherited, Settings, field_names
 
 if TYPE_CHECKING:
     from verifiers_trainer.settings.config import RLConfig
@@ -62,8 +66,7 @@ PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
 Algorithm = Literal["rl", "grpo"]
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
-TRANSLATED_HINTS: dict[str, Any] = {"scale_rewards": bool | str}
-"""Types of translated names, where they are not whole numbers."""
+TOP = ("model", "env", "inference", "trainer", "eval", "wandb")
 NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
 
 
@@ -75,7 +78,7 @@ class EnvTable:
     args: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     """Name in the metrics; default: the id without owner and version."""
-    weight: Annotated[float, Bounds(0, exclusive=True)] | None = None
+    weight: Annotated[float, Meta(gt=0.0, le=FINITE, description="a number above 0")] | None = None
     """Share of the groups, relative to the other weights."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,56 +111,54 @@ class TrainSettings:
     """Number of devices for ``inference`` and for ``trainer``."""
 
 
-@functools.cache
-def _hints() -> dict[str, Any]:
-    """Field of ``RLConfig`` -> its type."""
-    from verifiers_trainer.settings.config import RLConfig
+def read_settings(assignments: Sequence[Assignment], num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
+    """Return (settings, problems) of assignments in rising precedence; settings with problems are left out.
 
+    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. Imports no transformers.
+    """
+    return _Reader(num_gpus).read(assignments)
+
+
+@functools.cache
+def _keys() -> dict[tuple[str, ...], Collection[str]]:
+    """Table -> its keys."""
     return {
-        name: hint
-        for name, hint in typing.get_type_hints(RLConfig, include_extras=True).items()
-        if name in field_names()
+        ("env",): ("id", "args", "weight"),
+        ("env", "args"): (),  # the environment's own, which its loader checks
+        ("inference",): ("gpus", "args"),
+        ("inference", "args"): SERVER_FLAGS,
+        ("trainer",): ("gpus", "algorithm", "args"),
+        ("trainer", "args"): known_names(),
+        ("eval",): tuple(name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL)),
+        ("wandb",): ("project", "name"),
+        ("sampling",): SAMPLING,
     }
 
 
-def field_names() -> frozenset[str]:
-    """Every field of ``RLConfig``."""
-    return static_fields.names()
-
-
 @functools.cache
-def known_names() -> frozenset[str]:
-    """Every keyword of ``RLConfig``, other spellings included."""
-    return field_names() | compat.SPELLINGS
+def plain_types() -> dict[str, Any]:
+    """Setting -> its type without range and choices.
 
-
-def _hint_of(name: str, hints: Mapping[str, Any]) -> Any:
-    """Return the type of a setting, under any of its names."""
-    if name in compat.TRANSLATED:
-        return TRANSLATED_HINTS.get(name, int | None)
-    return Any if name in compat.WITHOUT_EFFECT else hints[compat.RENAMED.get(name, name)]
-
-
-@functools.cache
-def _eval_keys() -> tuple[str, ...]:
-    return tuple(name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL))
-
-
-def read_settings(
-    assignments: Sequence[Assignment], num_gpus: int = 0, *, without_transformers: bool = False
-) -> tuple[TrainSettings, list[str]]:
-    """Return (settings, problems) of assignments in rising precedence; settings with problems are left out.
-
-    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. ``without_transformers``: check
-    names and plain types only, without the import that takes seconds.
+    >>> [plain_types()[name] for name in ("temperature", "zero_variance", "prompt_overflow")]
+    [<class 'float'>, <class 'str'>, str | None]
     """
-    return _Reader(num_gpus, without_transformers).read(assignments)
+    types = typing.get_type_hints(Inherited) | typing.get_type_hints(Settings)
+    for name, hint in types.items():
+        if any(typing.get_origin(part) is Literal for part in parts(hint)):
+            types[name] = str | None if type(None) in parts(hint) else str
+    return types
+
+
+def _type_of(name: str) -> Any:
+    """Return the type of a setting under any of its names, without range and choices."""
+    if name in compat.TRANSLATED:
+        return bool | str if name == "scale_rewards" else int | None
+    return Any if name in compat.WITHOUT_EFFECT else plain_types().get(compat.RENAMED.get(name, name), Any)
 
 
 class _Reader:
-    def __init__(self, num_gpus: int, without_transformers: bool = False):
-        self.num_gpus, self.without_transformers = num_gpus, without_transformers
-        self.hints = static_fields.hints() if without_transformers else _hints()
+    def __init__(self, num_gpus: int):
+        self.num_gpus = num_gpus
         self.problems: list[str] = []
         self.ignored: dict[str, str] = {}
         self.derived: dict[str, str] = {}
@@ -170,26 +171,16 @@ class _Reader:
         self.places: dict[str, str] = {}
         self.evaluates = False
         self.algorithm: str | None = None
-        self.top: dict[str, Callable[[Assignment], None]] = {
-            "model": self._name("model"),
-            "env": self._env,
-            "inference": self._inference,
-            "trainer": self._trainer,
-            "eval": self._eval,
-            "wandb": self._wandb,
-        }
 
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
         for setting in assignments:
             if hosted and setting.path in HOSTED_IGNORED:
                 self.ignored[setting.key] = HOSTED_IGNORED[setting.path]
-                continue
-            setting = _from_hosted(setting) if hosted or setting.is_flag else setting
-            if setting.path[0] in self.top:
-                self.top[setting.path[0]](setting)
+            elif hosted or setting.is_flag:
+                self._take(replace(setting, path=HOSTED.get(setting.path, setting.path)), hosted)
             else:
-                self._unknown_at_top(setting, hosted)
+                self._take(setting, hosted)
         self._complete(hosted)
         settings = TrainSettings(
             self.names.get("model", ""),
@@ -206,22 +197,44 @@ class _Reader:
         )
         return settings, self.problems
 
-    # --- sections -----------------------------------------------------------------------------------------------
-
-    def _env(self, setting: Assignment) -> None:
+    def _take(self, setting: Assignment, hosted: bool) -> None:
         match setting.path:
+            case ("model", *_):
+                self._name(setting, "model")
             case ("env", "id"):
-                self._name("env.id")(setting)
+                self._name(setting, "env.id")
             case ("env", "args", _, *_):
                 store(self.env_args, setting.path[2:], setting.value)
             case ("env", "weight" | "name"):
                 self.ignored[setting.key] = "there is one environment"
             case ("env",) if isinstance(setting.value, list) and len(setting.value) > 1:
                 self._environments(setting)
-            case ("env",) | ("env", "args"):
+            case ("trainer" | "inference", "gpus"):
+                self._gpus(setting)
+            case ("trainer", "algorithm"):
+                self.algorithm = self._checked(setting, Algorithm, setting.key)
+                self.derived.pop(setting.key, None)
+            case ("trainer", "args", name, *below) if name in known_names():
+                self._field(setting, name, below)
+            case ("inference", "args", name) if name in SERVER_FLAGS:
+                self.server_args[name] = setting.value
+                self.ignored[setting.key] = NO_SERVER
+            case ("eval", name, *below) if name in _keys()["eval",]:
+                self.evaluates = True
+                self._field(setting, EVAL + name, below)
+            case ("wandb",) if isinstance(setting.value, bool):  # ``--wandb`` and ``--no-wandb``
+                self.config["report_to"] = "wandb" if setting.value else "none"
+            case ("wandb", "project" | "name"):
+                if (name := self._checked(setting, str, setting.key)) is not None:
+                    self.names[setting.key] = name
+            case path if path in _keys():
                 self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
+            case (top, *_) if top in TOP or (top == "sampling" and len(setting.path) == 2):
+                self._unknown(setting)
             case _:
-                self._unknown(setting, ("id", "args", "weight"), 1)
+                self._unknown_at_top(setting, hosted)
+
+    # --- values -------------------------------------------------------------------------------------------------
 
     def _environments(self, setting: Assignment) -> None:
         """Read several ``[[env]]`` tables."""
@@ -231,70 +244,15 @@ class _Reader:
             weights = {table.name: 1.0 if table.weight is None else table.weight for table in self.mixture}
             self.config.setdefault("env_weights", weights)
 
-    def _trainer(self, setting: Assignment) -> None:
-        match setting.path:
-            case ("trainer", "gpus"):
-                self._gpus(setting)
-            case ("trainer", "algorithm"):
-                self.algorithm = self._checked(setting, Algorithm, setting.key)
-                self.derived.pop(setting.key, None)
-            case ("trainer", "args", name, *_):
-                self._field(setting, name, 2)
-            case ("trainer",) | ("trainer", "args"):
-                self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
-            case _:
-                self._unknown(setting, ("gpus", "algorithm", "args"), 1)
-
-    def _inference(self, setting: Assignment) -> None:
-        match setting.path:
-            case ("inference", "gpus"):
-                self._gpus(setting)
-            case ("inference", "args", name):
-                if name in SERVER_FLAGS:
-                    self.server_args[name] = setting.value
-                    self.ignored[setting.key] = NO_SERVER
-                else:
-                    self._unknown(setting, SERVER_FLAGS, 2)
-            case ("inference",) | ("inference", "args"):
-                self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
-            case _:
-                self._unknown(setting, ("gpus", "args"), 1)
-
-    def _eval(self, setting: Assignment) -> None:
-        match setting.path:
-            case ("eval", name, *_) if name in _eval_keys():
-                self.evaluates = True
-                self._field(dataclasses.replace(setting, path=("eval", EVAL + name, *setting.path[2:])), EVAL + name, 1)
-            case ("eval",):
-                self._problem(setting, f"eval must be a table, not {setting.value!r}")
-            case _:
-                self._unknown(setting, _eval_keys(), 1)
-
-    def _wandb(self, setting: Assignment) -> None:
-        """Read ``[wandb]``, which enables the tracker, and ``--no-wandb``, which disables it."""
-        if setting.path == ("wandb",) and setting.value in (True, False):
-            self.config["report_to"] = "wandb" if setting.value else "none"
-        elif len(setting.path) != 2:
-            self._problem(setting, f"wandb must be a table, not {setting.value!r}")
-        elif setting.path[1] not in ("project", "name"):
-            self._unknown(setting, ("project", "name"), 1)
-        elif (name := self._checked(setting, str, setting.key)) is not None:
-            self.names[setting.key] = name
-
-    # --- values -------------------------------------------------------------------------------------------------
-
-    def _name(self, key: str) -> Callable[[Assignment], None]:
-        def store(setting: Assignment) -> None:
-            self.places[key] = setting.place
-            if isinstance(setting.value, str) and setting.value and setting.key == key:
-                self.names[key] = setting.value
-            else:
-                self._problem(setting, f"{key} must be a string, not {setting.value!r}")
-
-        return store
+    def _name(self, setting: Assignment, key: str) -> None:
+        self.places[key] = setting.place
+        if isinstance(setting.value, str) and setting.value and setting.key == key:
+            self.names[key] = setting.value
+        else:
+            self._problem(setting, f"{key} must be a string, not {setting.value!r}")
 
     def _gpus(self, setting: Assignment) -> None:
-        number = self._checked(setting, Annotated[int, Bounds(0)], setting.key)
+        number = self._checked(setting, Annotated[int, Meta(ge=0)], setting.key)
         if number is None:
             return
         self.gpus[setting.path[0]] = number
@@ -303,50 +261,40 @@ class _Reader:
         elif setting.path[0] == "inference":
             self.ignored[setting.key] = NO_SERVER
 
-    def _field(self, setting: Assignment, name: str, depth: int) -> None:
-        """Store a field of ``RLConfig``, whose name is ``setting.path[depth]``."""
-        if name not in known_names():
-            self._unknown(setting, known_names(), depth)
-            return
-        hint = _hint_of(name, self.hints)
-        if len(setting.path) == depth + 1:
+    def _field(self, setting: Assignment, name: str, below: Sequence[str]) -> None:
+        """Store a field of ``RLConfig``, or its entry ``below``."""
+        hint = _type_of(name)
+        value = setting.value
+        if not below:
             value = self._checked(setting, hint, name)
             if value is None:
                 return
-            setting = dataclasses.replace(setting, value=value)
         elif not fits({}, hint):
             self._problem(setting, f"{name} is not a table; it must be {describe(hint)}")
             return
         self.places[name] = setting.place
         if name in compat.GRPO_NAMES and self.algorithm is None:
             self.algorithm, self.derived["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
-        if name in compat.ALL_SPELLINGS:
-            self._field_by_another_name(setting, name)
-        else:
-            store(self.config, setting.path[depth:], setting.value)
-
-    def _field_by_another_name(self, setting: Assignment, name: str) -> None:
-        if self.without_transformers:  # the translation reads defaults; a field of the project's own needs none
-            if name in dict(compat.DUPLICATES):
-                self.config[name] = setting.value
-            return
-        from verifiers_trainer.settings.config import RLConfig
-
-        def current(field: str) -> Any:
-            return self.config.get(field, RLConfig.default_of(field))
-
         if name in compat.WITHOUT_EFFECT:
             self.ignored[setting.key] = compat.WITHOUT_EFFECT[name]
-            return
+        elif below:
+            store(self.config, (compat.RENAMED.get(name, name), *below), value)
+        else:
+            self._translated(setting, name, value)
+
+    def _translated(self, setting: Assignment, name: str, value: object) -> None:
+        """Store a value under the canonical names of its setting."""
         try:
-            translated = compat.settings_of(name, setting.value, current)
+            fields = compat.settings_of(
+                name, value, lambda field: self.config.get(field, getattr(Settings, field, None))
+            )
         except ConfigError as error:
             self._problem(setting, str(error))
             return
         duplicates = {second for _, second in compat.DUPLICATES}
-        for field_name, value in translated.items():
+        for field_name, field_value in fields.items():
             if field_name not in duplicates:
-                self.config[field_name], self.places[field_name] = value, setting.place
+                self.config[field_name], self.places[field_name] = field_value, setting.place
 
     def _checked(self, setting: Assignment, hint: object, name: str) -> Any:
         """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting a problem."""
@@ -390,27 +338,24 @@ class _Reader:
     def _problem(self, setting: Assignment, sentence: str) -> None:
         self.problems.append(setting.problem(sentence))
 
-    def _unknown(self, setting: Assignment, known: Iterable[str], depth: int) -> None:
-        """Report a key whose component at ``depth`` is not in ``known``."""
-        if len(setting.path) <= depth:
-            self._problem(setting, f"{setting.key} is not a setting")
+    def _unknown(self, setting: Assignment) -> None:
+        """Report a key that its table does not have."""
+        depth = max(n for n in range(1, len(setting.path)) if setting.path[:n] in _keys())
+        table, wrong = setting.path[:depth], setting.path[depth]
+        known, elsewhere = _keys()[table], ""
+        if wrong in known:
+            self._problem(setting, f"{'.'.join((*table, wrong))} is not a table")
             return
-        wrong, table = setting.path[depth], ".".join(setting.path[:depth])
-        if table != "trainer.args" and wrong in field_names() and not close_match(wrong, known, SIMILAR):
+        if table != ("trainer", "args") and wrong in field_names() and not close_match(wrong, known, SIMILAR):
             known, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
-        else:
-            elsewhere = ""
-        self._problem(setting, unknown_key(wrong, f"[{table}]", known) + elsewhere)
+        self._problem(setting, unknown_key(wrong, f"[{'.'.join(table)}]", known) + elsewhere)
 
     def _unknown_at_top(self, setting: Assignment, hosted: bool) -> None:
         wrong = setting.path[0]
-        known = list(dict.fromkeys([*self.top, *((keys[0] for keys in HOSTED) if hosted else ())]))
+        known = list(dict.fromkeys([*TOP, *((keys[0] for keys in HOSTED) if hosted else ())]))
         flags = {flag.replace("-", "_"): flag for flag in FLAGS} if setting.is_flag else {}
         if wrong == "sampling":
-            if len(setting.path) == 2:
-                self._unknown(setting, SAMPLING, 1)
-            else:
-                self._problem(setting, f"sampling must be a table, not {setting.value!r}")
+            self._problem(setting, f"sampling must be a table, not {setting.value!r}")
         elif wrong in PRIME_RL:
             self._problem(setting, f"[{wrong}] is a table of prime-rl without a counterpart here")
         elif match := close_match(wrong, [*known, *flags], SIMILAR):
@@ -448,10 +393,6 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     tops = {setting.path[0] for setting in assignments if not setting.is_flag}
     known = {keys[0] for keys in HOSTED} - {"eval"}
     return bool(tops & known) and not tops & {"trainer", "inference"}
-
-
-def _from_hosted(setting: Assignment) -> Assignment:
-    return dataclasses.replace(setting, path=HOSTED.get(setting.path, setting.path))
 
 
 # --- several environments -----------------------------------------------------------------------------------------

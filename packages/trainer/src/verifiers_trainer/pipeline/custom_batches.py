@@ -231,7 +231,7 @@ class CustomRollouts:
             waited = time.monotonic() - started
             largest = max(len(group.rollouts) for group in groups)
             settings = copy.copy(self.config)
-            settings.__dict__["rollouts_per_example"] = largest
+            settings.derive(rollouts_per_example=largest)
             batch = build(groups, [], settings, settings.world_size)
             is_step, numbers = self._signal.note(batch)
             if not is_step and self._record_dropped is not None:

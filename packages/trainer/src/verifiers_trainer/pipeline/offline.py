@@ -48,9 +48,9 @@ from verifiers_trainer.algorithm.batch import (
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.batch_rules import UNCOMPARED
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import SELECTING
-from verifiers_trainer.settings.limits import UNCOMPARED
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -237,7 +237,7 @@ class OfflineRollouts:
     def __init__(self, groups: Sequence[Group], config: RLConfig):
         self.groups, self.state, self.version = list(groups), PipelineState(), 0
         self.config, self._drawn = config.private_copy(), 0
-        self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
+        self.config.derive(rollouts_per_example=max(len(group.rollouts) for group in groups))
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
         if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
             if config.advantage == "best":
@@ -246,7 +246,7 @@ class OfflineRollouts:
                     "two rollouts with known rewards: select rollouts by loss='sft' and min_reward"
                 )
             mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
-            self.config.__dict__.update(advantage=minus(mean), credit="rollout")
+            self.config.derive(advantage=minus(mean), credit="rollout")
             log.warning(
                 "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of the dataset, %.4g",
                 paired,

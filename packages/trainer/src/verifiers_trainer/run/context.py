@@ -266,7 +266,7 @@ def choose_advantage(env: Environment, settings: RLConfig) -> None:
     is_free = not settings.is_chosen("advantage") and settings.credit == "rollout" and settings.component == "rl"
     unchanged = not any(getattr(settings, name) for name in CHANGE_REWARDS)
     if is_free and unchanged and all(rubric.has_advantages for rubric in rubrics):
-        settings._set(advantage="environment")
+        settings.derive(advantage="environment")
     check_advantage(env, settings.advantage)
 
 
@@ -274,7 +274,7 @@ def choose_history(env: Environment, settings: RLConfig) -> None:
     """Use exact history where a member of the environment asks for it (``AgentEnv``) and no setting says otherwise."""
     asks = any(getattr(member, "history", None) == "exact" for member in preparation.members(env))
     if asks and not settings.is_given("history"):
-        settings._set(history="exact")
+        settings.derive(history="exact")
 
 
 def check_advantage(env: Environment, advantage: object) -> None:

@@ -13,24 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers_trainer.settings.fields import DECLARED, Also, field_names, mark
 
 log = logging.getLogger(__name__)
 
-RENAMED: dict[str, str] = {
-    "async_generation_timeout": "generation_timeout",
-    "group_size": "rollouts_per_example",
-    "kl_coef": "beta",
-    "loss_type": "loss",
-    "max_completion_length": "max_completion_len",
-    "max_new_tokens": "max_tokens",
-    "num_batches_ahead": "max_off_policy_steps",
-    "num_epochs": "num_train_epochs",
-    "num_generations": "rollouts_per_example",
-    "vllm_guided_decoding_regex": "guided_regex",
-    "wandb_log_unique_prompts": "log_unique_prompts",
-    "warmup_ratio": "warmup_steps",  # transformers reads a number below 1 as a share of the steps
-}
-"""Other name -> canonical name, with the same value."""
+RENAMED: dict[str, str] = dict(
+    sorted((other, name) for name in DECLARED if (also := mark(name, Also)) for other in also.names)
+)
+"""Other name -> canonical name, with the same value: those of the lines in ``fields``."""
 
 Current = Callable[[str], Any]
 """Returns the current value of a canonical setting."""
@@ -46,29 +36,23 @@ def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
     return {"advantage": ADVANTAGES[value]}
 
 
-def _generation_batch_size(value: object, current: Current) -> dict[str, Any]:
-    return {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))}
-
-
 def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
     truncates = value is not None and current("prompt_overflow") is None  # in older versions this name implied it
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
 
-def _steps_per_generation(value: object, current: Current) -> dict[str, Any]:
-    return {} if value is None else {"updates_per_batch": value}
-
-
-def _ppo_mini_batch_size(value: object, current: Current) -> dict[str, Any]:
-    return {}  # counts examples of an update, so it becomes a number of updates when the batch is known: ``config``
-
-
 TRANSLATED: dict[str, tuple[str, Translation]] = {
-    "generation_batch_size": ("max_concurrent", _generation_batch_size),
+    "generation_batch_size": (
+        "max_concurrent",
+        lambda value, current: {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))},
+    ),
     "max_prompt_length": ("max_prompt_len", _max_prompt_length),
-    "ppo_mini_batch_size": ("updates_per_batch", _ppo_mini_batch_size),
+    "ppo_mini_batch_size": ("updates_per_batch", lambda value, current: {}),  # when the batch is known: ``config``
     "scale_rewards": ("advantage", _scale_rewards),
-    "steps_per_generation": ("updates_per_batch", _steps_per_generation),
+    "steps_per_generation": (
+        "updates_per_batch",
+        lambda value, current: {} if value is None else {"updates_per_batch": value},
+    ),
 }
 """Name -> (canonical setting, function that converts the value into canonical settings)."""
 
@@ -93,8 +77,6 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 SPELLINGS = frozenset({*RENAMED, *TRANSLATED, *WITHOUT_EFFECT})
 """Keywords of ``RLConfig`` that are not fields."""
-ALL_SPELLINGS = frozenset({*SPELLINGS, *(name for pair in DUPLICATES for name in pair)})
-"""Every name in these tables."""
 GRPO_NAMES = frozenset({*SPELLINGS, "gradient_accumulation_steps", "per_device_train_batch_size"})
 """Names that select ``GRPOConfig`` when a settings file has them."""
 
@@ -110,6 +92,12 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
 """(title, table) in the order of the reference page, ``docs/compat_page.py``."""
 
 _DUPLICATE_OF = {name: other for pair in DUPLICATES for name, other in (pair, pair[::-1])}
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Every keyword of ``RLConfig``, other spellings included."""
+    return field_names() | SPELLINGS
 
 
 def settings_of(name: str, value: object, current: Current) -> dict[str, Any]:

@@ -16,19 +16,21 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from transformers.training_args import TrainingArguments  # not from the root, whose types are those of every model
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat, recipes
+from verifiers_trainer.settings.compat import known_names
 from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, CHECKS, CORRECTIONS, INFERENCE
-from verifiers_trainer.settings.fields import RESHAPING, RLFields, plain, problem_of, resume_values
+from verifiers_trainer.settings.fields import RESHAPING, Settings, plain, problem_of, resume_values
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,11 @@ log = logging.getLogger(__name__)
 TIS_CAP = 2.0
 """``tis_cap`` where top_p and the like reshape the sampled distribution. *Source*: TIS, Yao et al. 2025, "Your
 efficient RL framework secretly brings you off-policy RL training"."""
+
+
+@dataclass
+class RLFields(Settings, TrainingArguments):  # type: ignore[misc]  # the defaults of ``Settings`` win
+    """The fields of ``RLConfig``."""
 
 
 class RLConfig(RLFields):
@@ -83,7 +90,7 @@ class RLConfig(RLFields):
         if self.learning_rate is None:
             self.learning_rate = 1e-5 if self.use_lora else 1e-6
         for name, duplicate in compat.DUPLICATES:
-            self.__dict__[duplicate] = getattr(self, name)
+            setattr(self, duplicate, getattr(self, name))
         super().__post_init__()
         if self.deepspeed_plugin is not None:
             deepspeed.load_models_whole()
@@ -114,7 +121,7 @@ class RLConfig(RLFields):
             super().__setattr__(name, value)
             return
         values = compat.settings_of(name, value, lambda field: getattr(self, field))
-        self.__dict__.update(values)
+        self.set_fields(values)
         self._explicit.update(values)
         if values.keys() & {"loss", "recipe"}:
             self._derive_objective()
@@ -126,6 +133,16 @@ class RLConfig(RLFields):
         if name in compat.SPELLINGS:
             return compat.read(name, self.__dict__.get("_other_spellings", {}), lambda field: getattr(self, field))
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    def set_fields(self, values: Mapping[str, Any]) -> None:
+        """Set these fields alone: not the second field of a setting, and not as if the caller had set them."""
+        for name, value in values.items():
+            super().__setattr__(name, value)
+
+    def derive(self, **settings: object) -> None:
+        """Set settings without marking them as set by the caller."""
+        for name, value in settings.items():
+            self.set_fields(compat.settings_of(name, value, lambda field: getattr(self, field)))
 
     def _warn_of_misspelling(self, name: str) -> None:
         if "_explicit" not in self.__dict__ or name.startswith("_") or hasattr(self, name):
@@ -175,18 +192,11 @@ class RLConfig(RLFields):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
-        named = {
-            "max_tokens": self.max_turn_tokens,
-            "temperature": self.temperature,
-            "top_p": None if self.top_p == 1.0 else self.top_p,
-            "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
-            "min_p": self.min_p or None,
-            "repetition_penalty": None if self.repetition_penalty == 1.0 else self.repetition_penalty,
-            "presence_penalty": self.presence_penalty or None,
-            "frequency_penalty": self.frequency_penalty or None,
-            "stop": self.stop or None,
-            "guided_regex": self.guided_regex,
-        }
+        named: dict[str, Any] = {"max_tokens": self.max_turn_tokens, "temperature": self.temperature}
+        for name in sorted({*RESHAPING, "stop", "guided_regex"}):
+            value = getattr(self, name)
+            is_neutral = not value or value == self.default_of(name) or (name == "top_k" and value < 0)
+            named[name] = None if is_neutral else value
         if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
             named |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
         return {name: value for name, value in named.items() if value is not None} | self.sampling_args
@@ -253,7 +263,7 @@ class RLConfig(RLFields):
     def resume_values(self) -> dict[str, Any]:
         """Return the settings that must match when the training is resumed, as JSON values.
 
-        Complete by default: every setting without a ``MayChange`` marker in ``fields``, but for bounds that the loss
+        Complete by default: every setting without ``Free`` in ``fields``, but for bounds that the loss
         does not read; a loss by its function, and which of its parameters are those of its source.
         """
         named = named_objective(self.loss)
@@ -287,18 +297,19 @@ class RLConfig(RLFields):
     def _derive(self, world_size: int) -> None:
         """Derive settings that the caller did not set, from the current values of the others."""
         derived: dict[str, Any] = {}
-        if not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS:
+        has_default = not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS
+        if self.learning_rate is None or has_default:
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
         if not self.is_given("output_dir") and self.run_name:
             derived["output_dir"] = str(Path("outputs") / self.run_name)
-        self._set(**derived)
+        self.derive(**derived)
         self._derive_objective()
         self._derive_anchor()
         self._derive_batch(world_size)
         self._derive_updates()
         if not self.is_given("max_steps"):  # the default, in whole batches
             steps = max(1, self.steps_per_batch)  # 0 is refused with the other problems
-            self._set(max_steps=math.ceil(self.default_of("max_steps") / steps) * steps)
+            self.derive(max_steps=math.ceil(self.default_of("max_steps") / steps) * steps)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
@@ -306,17 +317,17 @@ class RLConfig(RLFields):
         """Set what the recipe means, then what the loss's name means, unless the caller set others."""
         recipe = recipes.settings_of(self.recipe)
         own = {name: recipe.get(name, self.default_of(name)) for name in recipes.NAMES if not self.is_given(name)}
-        self._set(**own)
+        self.derive(**own)
         named = named_objective(self.loss)
-        self.__dict__["component"] = "rl" if named is None else named.component
+        self.component = "rl" if named is None else named.component
         for name in ("aggregation", "advantage"):
             if not self.is_chosen(name):
-                self._set(**{name: self.default_of(name) if named is None else getattr(named, name)})
+                self.derive(**{name: self.default_of(name) if named is None else getattr(named, name)})
         if not self.is_given("rollouts_per_example"):  # imitated rollouts have no siblings
-            self._set(rollouts_per_example=1 if self.component == "ce" else self.default_of("rollouts_per_example"))
+            self.derive(rollouts_per_example=1 if self.component == "ce" else self.default_of("rollouts_per_example"))
         for name, off in (("beta", 0.0), ("sync_ref_model", False)):  # a penalty of losses that read rewards
             if not self.is_given(name):
-                self._set(**{name: self.default_of(name) if self.component == "rl" else off})
+                self.derive(**{name: self.default_of(name) if self.component == "rl" else off})
 
     def _derive_anchor(self) -> None:
         """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the policy of the batch.
@@ -326,7 +337,7 @@ class RLConfig(RLFields):
         clips = bool(self.reshaping) and isinstance(self.loss, str) and self.loss in ANCHORED_ON_BATCH
         for name, value in (("anchor", "recomputed"), ("tis_cap", TIS_CAP)):
             if not self.is_given(name) and not self.is_given("anchor"):
-                self._set(**{name: value if clips else self.default_of(name)})
+                self.derive(**{name: value if clips else self.default_of(name)})
 
     def _derive_batch(self, world_size: int) -> None:
         """Derive ``batch_size``, in subclasses that compute it from other settings."""
@@ -335,12 +346,7 @@ class RLConfig(RLFields):
         """Set ``updates_per_batch`` by the examples of an update, where these were given (``ppo_mini_batch_size``)."""
         examples = self.other_spelling("ppo_mini_batch_size")
         if isinstance(examples, int) and examples > 0 and not self.is_given("updates_per_batch"):
-            self._set(updates_per_batch=max(1, self.batch_size // (self.rollouts_per_example * examples)))
-
-    def _set(self, **settings: object) -> None:
-        """Set derived fields without marking them as set by the caller."""
-        for name, value in settings.items():
-            self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
+            self.derive(updates_per_batch=max(1, self.batch_size // (self.rollouts_per_example * examples)))
 
     @property
     def steps_per_batch(self) -> int:
@@ -362,15 +368,3 @@ class RLConfig(RLFields):
             return self.max_steps
         per_epoch = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
         return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.steps_per_batch
-
-
-@functools.cache
-def known_names() -> frozenset[str]:
-    """Every keyword of ``RLConfig``, other spellings included."""
-    return field_names() | compat.SPELLINGS
-
-
-@functools.cache
-def field_names() -> frozenset[str]:
-    """Every field of ``RLConfig``."""
-    return frozenset(f.name for f in fields(RLFields) if f.init)

@@ -19,8 +19,8 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
+from verifiers_trainer.settings.batch_rules import check_batch
 from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
-from verifiers_trainer.settings.limits import check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,12 +68,9 @@ def check_mini_batch(config: Any, world_size: int) -> list[str]:
 
 
 def check_fields(config: Any, world_size: int) -> list[str]:
-    """Check each setting against the markers on its line in ``fields``."""
-    return [
-        problem
-        for field in dataclasses.fields(config)
-        if (problem := problem_of(field.name, getattr(config, field.name), type(config)))
-    ]
+    """Check each setting against its line in ``fields``."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return [problem for name in names if (problem := problem_of(name, getattr(config, name)))]
 
 
 def check_objective(config: Any, world_size: int) -> list[str]:
@@ -188,9 +185,8 @@ def check_components(config: Any, world_size: int) -> list[str]:
         unread = [name for name in CORRECTIONS if getattr(config, name) is not None]
         unread += ["credit"] if config.credit == "turn" else []
         unread += ["entropy_coef"] if config.entropy_coef else []
-        problems += [
-            f"{name} is of losses that read rewards: leave it out with loss={config.loss!r}" for name in unread
-        ]
+        advice = f"leave it out with loss={config.loss!r}"
+        problems += [f"{name} is of losses that read rewards: {advice}" for name in unread]
     return problems
 
 
@@ -312,12 +308,13 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         problems.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
     if config.skip_solved and config.difficulty_schedule:
         problems.append("skip_solved and difficulty_schedule both select the examples: give one of them")
-    length, tokens = config.max_seq_len, config.max_tokens
-    if isinstance(tokens, int) and isinstance(length, int) and tokens >= length:
-        problems.append(
-            f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
-        )
-    problems += _check_lengths(config)
+    length, tokens = config.max_seq_len, "other tokens"
+    for name, rest in {"max_tokens": "a prompt", "max_prompt_len": tokens, "max_completion_len": tokens}.items():
+        value = getattr(config, name)
+        if isinstance(value, int) and isinstance(length, int) and value >= length:
+            problems.append(
+                f"{name} {value} leaves no room for {rest} in max_seq_len {length}: lower one or raise the other"
+            )
     if config.guided_regex is not None and config.server_url is None:
         problems.append("guided_regex needs a server with constrained sampling; the embedded engine has none")
     if config.truncated_sampling == "refuse" and config.reshaping:
@@ -393,19 +390,6 @@ def _is_url(text: object) -> bool:
     )
 
 
-def _check_lengths(config: Any) -> list[str]:
-    length, problems = config.max_seq_len, []
-    if not isinstance(length, int):
-        return []  # reported by check_fields
-    for name in ("max_prompt_len", "max_completion_len"):
-        value = getattr(config, name)
-        if isinstance(value, int) and value >= length:
-            problems.append(
-                f"{name} {value} leaves no room for other tokens in max_seq_len {length}: lower one or raise the other"
-            )
-    return problems
-
-
 def trackers(report_to: str | Iterable[str] | None) -> list[str]:
     """Return the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
@@ -416,13 +400,6 @@ def trackers(report_to: str | Iterable[str] | None) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     *(check_batch, check_mini_batch, check_fields, check_objective, check_anchor, check_components, check_teacher),
-    *(
-        check_reference,
-        check_iterations,
-        check_credit,
-        check_schedules,
-        check_combinations,
-        check_reshaped_sampling,
-        check_inference,
-    ),
+    *(check_reference, check_iterations, check_credit, check_schedules, check_combinations),
+    *(check_reshaped_sampling, check_inference),
 )

@@ -1,26 +1,26 @@
 """Read settings: TOML files and command-line arguments -> assignments with their source -> checked, typed values.
 
-An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The type hint of a
-dataclass field defines the allowed values; `Bounds` and `Form` in ``Annotated`` narrow it. Problems are collected as
-sentences, so that a command reports all of them at once. The commands define which keys exist.
+An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The annotation of a
+dataclass field defines the allowed values (``runtime.values``). Problems are collected as sentences, so that a command
+reports all of them at once. The commands define which keys exist.
 """
 
 from __future__ import annotations
 
-import enum
-import math
 import re
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Meta
+
 from verifiers.errors import ConfigError, VerifiersError
 from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
+from verifiers.runtime.values import describe, fits, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,46 +203,6 @@ def unknown_option(flag: str, known: Iterable[str], command: str) -> str:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-_NOUNS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    dict: "a table",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """In ``Annotated``: the range of a number, which must be finite. ``Annotated[int, Bounds(1)]``."""
-
-    low: float | None = None
-    high: float | None = None
-    exclusive: bool = False
-    """Whether ``low`` itself is excluded."""
-    minus_one: str | None = None
-    """Meaning of -1, when it is allowed in addition to the range."""
-
-    def describe(self, noun: str) -> str:
-        """The range in words.
-
-        >>> Bounds(1, minus_one="all").describe("a whole number")
-        'a whole number of at least 1, or -1 for all'
-        """
-        if self.low is not None and self.high is not None:
-            noun += f" from {self.low:g} to {self.high:g}"
-        elif self.low is not None:
-            noun += f" above {self.low:g}" if self.exclusive else f" of at least {self.low:g}"
-        return noun + (f", or -1 for {self.minus_one}" if self.minus_one else "")
-
-    def holds(self, value: float) -> bool:
-        """Whether a number lies inside."""
-        if self.minus_one and value == -1:
-            return True
-        too_low = self.low is not None and (value <= self.low if self.exclusive else value < self.low)
-        return math.isfinite(value) and not too_low and (self.high is None or value <= self.high)
-
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -257,109 +217,24 @@ class Form:
 
 
 def convert(value: object, hint: object) -> Any:
-    """``value`` converted to the annotation ``hint``. An int is accepted as a float; a bool is neither.
+    """Return the value, read by its notation if it has one; a whole number with a range of floats is a float.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 
-    >>> convert(1, float), convert(["q_proj"], list[str] | str | None), convert("a,b", tuple[str, ...])
-    (1, ['q_proj'], ('a', 'b'))
+    >>> convert(1, Annotated[float, Meta(ge=0.0)]), convert(1, float), convert(["q_proj"], list[str] | str | None)
+    (1.0, 1, ['q_proj'])
     >>> convert(True, int)
     Traceback (most recent call last):
         ...
     ValueError: must be a whole number, not True
     """
-    origin, members = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin is typing.Annotated:
-        return _convert_annotated(value, hint)
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(value, hint)
-    if origin is tuple:
-        return _convert_names(value, members[0])
-    if origin is typing.Literal:
-        ok = value in members
-    elif isinstance(value, bool):
-        ok = hint is bool
-    elif hint is float:
-        ok = isinstance(value, int | float)
-    elif origin is list and isinstance(value, list):
-        ok = all(fits(member, members[0]) for member in value)
-    else:
-        plain = origin or hint
-        ok = isinstance(plain, type) and isinstance(value, plain)
-    if not ok:
+    form = next((part for part in parts(hint) if isinstance(part, Form)), None)
+    if form is not None:
+        return form.read(value)
+    if not fits(value, hint):
         raise ValueError(f"must be {describe(hint)}, not {value!r}")
-    return value
-
-
-def _convert_annotated(value: Any, hint: object) -> Any:
-    base, *marks = typing.get_args(hint)
-    for mark in marks:
-        if isinstance(mark, Form):
-            return mark.read(value)
-        if isinstance(mark, Bounds):
-            if not fits(value, base) or not mark.holds(value):
-                raise ValueError(f"must be {describe(hint)}, not {value!r}")
-            return float(value) if base is float else value  # the identity of a run distinguishes 1 from 1.0
-    return convert(value, base)
-
-
-def _convert_union(value: object, hint: object) -> Any:
-    members = typing.get_args(hint)
-    real = [member for member in members if member is not types.NoneType]
-    if value is None and len(real) < len(members):
-        return None
-    if len(real) == 1:
-        return convert(value, real[0])
-    for member in real:
-        if fits(value, member):
-            return convert(value, member)
-    raise ValueError(f"must be {describe(hint)}, not {value!r}")
-
-
-def _convert_names(value: object, member: object) -> tuple[str, ...]:
-    """Names from a list, or from one comma-separated string."""
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"must be names separated by commas, not {names!r}")
-    if typing.get_origin(member) is not typing.Literal:
-        return tuple(names)
-    allowed = typing.get_args(member)
-    if wrong := [name for name in names if name not in allowed]:
-        raise ValueError(f"must be of {', '.join(allowed)}, not {wrong[0]!r}")
-    return tuple(dict.fromkeys(names))
-
-
-def fits(value: object, hint: object) -> bool:
-    try:
-        convert(value, hint)
-    except ValueError:
-        return False
-    return True
-
-
-def describe(hint: object) -> str:
-    """Describe the values that an annotation allows; types that TOML cannot express are left out.
-
-    >>> describe(int | None), describe(list[str] | str | None), describe(typing.Literal["a", "b"])
-    ('a whole number', 'a list or a text', 'one of a, b')
-    """
-    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    nouns: list[str] = []
-    for member in members:
-        plain = typing.get_origin(member) or member
-        if plain is typing.Annotated:
-            base, *marks = typing.get_args(member)
-            bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
-            nouns.append(bounds.describe(describe(base)))
-        elif plain is typing.Literal:
-            nouns.append(f"one of {', '.join(map(str, typing.get_args(member)))}")
-        elif isinstance(plain, type) and issubclass(plain, enum.Enum):
-            nouns.append("one of " + ", ".join(str(choice.value) for choice in plain))
-        elif plain in _NOUNS:
-            nouns.append(_NOUNS[plain])
-    return " or ".join(dict.fromkeys(nouns)) or "another value"
+    is_number_with_range = float in (kinds := list(parts(hint))) and any(isinstance(kind, Meta) for kind in kinds)
+    return float(value) if is_number_with_range and isinstance(value, int) else value
 
 
 def accept(assignment: Assignment, hint: object) -> Any:

@@ -19,6 +19,7 @@ from verifiers.cli.common.completion import Completer, environments, how_to, pat
 from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
 from verifiers.cli.evaluate.options import REPLACED, CommandSettings, EvalSettings, Flag, fields_of, flags_of
 from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers.runtime.values import parts
 
 ABOUT = """Evaluate a model in an environment and save every rollout.
 
@@ -113,19 +114,17 @@ def click_command() -> click.Command:
 
 
 def _option(name: str, flag: Flag, hint: object, default: object) -> click.Option:
-    kinds = [kind for kind in _members(hint) if kind is not type(None)]
+    kinds = list(parts(hint))
     form = next((kind for kind in kinds if isinstance(kind, Form)), None)
-    choices: tuple[str, ...] = next((typing.get_args(kind) for kind in kinds if _is_literal(kind)), ())
+    choices = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
     meaning = flag.help
     if isinstance(default, str | int | float) and not isinstance(default, bool):
         meaning = f"{meaning.rstrip('.')} [{default}]."
     declared = [*flag.names.split(), name]
     if bool in kinds:
         return click.Option(declared, is_flag=True, default=None, help=meaning)
-    if form is not None:
-        metavar = form.metavar
-    else:
-        metavar = "A,B" if tuple in kinds else "|".join(choices) or ("X" if float in kinds else "N")
+    plain = "|".join(choices) or ("TEXT" if str in kinds else "X" if float in kinds else "N")
+    metavar = form.metavar if form is not None else plain
     if name == "resume":
         return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=metavar, help=meaning)
     completer: Completer | None = words(choices) if choices else None
@@ -138,18 +137,6 @@ def _option(name: str, flag: Flag, hint: object, default: object) -> click.Optio
         help=meaning,
         shell_complete=paths if name.endswith(("_path", "_dir")) else completer,
     )
-
-
-def _members(hint: object) -> list[Any]:
-    """The parts of an annotation: plain types, ``Literal``s, and the metadata of ``Annotated``."""
-    if typing.get_origin(hint) is None or _is_literal(hint):
-        return [hint]
-    origin = [tuple] if typing.get_origin(hint) is tuple else []
-    return origin + [member for part in typing.get_args(hint) for member in _members(part)]
-
-
-def _is_literal(hint: object) -> bool:
-    return typing.get_origin(hint) is typing.Literal
 
 
 def _take_dotted(setting: Assignment, line: CommandLine) -> None:

@@ -1,7 +1,7 @@
 """The settings of ``vf-eval``: names, types, flags and defaults, for the command line and for TOML.
 
-A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation defines the allowed values, and its
-`Flag` is the command-line option. ``toml_args`` reads files; ``command`` runs evaluations.
+A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation the allowed values, `flag` its
+default and its command-line options. ``toml_args`` reads files; ``command`` runs evaluations.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import functools
 import json
 import math
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from verifiers.cli.common.reader import Bounds, Fields, Form
+from msgspec import Meta
+
+from verifiers.cli.common.reader import Fields, Form
+from verifiers.runtime.values import FINITE, MinusOne
 
 DEFAULT_ENV_DIR = "./environments"
 CLIENT_TYPES = {  # as in clients.protocol, slow to import
@@ -26,25 +28,29 @@ CLIENT_TYPES = {  # as in clients.protocol, slow to import
     "responses": "openai_responses",
     "messages": "anthropic_messages",
 }
-ExportFormat = Literal["parquet", "hf", "inspect"]  # as in exporting
-EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
+EXPORT_FORMATS = ("parquet", "hf", "inspect")  # as in exporting
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """In ``Annotated``: the command-line options of a setting, and its ``--help`` text."""
+    """The command-line options of a setting, and its ``--help`` text."""
 
     names: str
     help: str
 
 
+def flag(default: Any, help_: str, names: str = "") -> Any:
+    """A setting with its default, which is a new table for each object, and its flags.
+
+    Without a long flag in ``names`` it has the one of its own name: ``max_tokens`` is ``--max-tokens``.
+    """
+    metadata = {"flag": Flag(names, help_)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 # --- notations of values ----------------------------------------------------------------------------------------------
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"must be a text that is not empty, not {value!r}")
-    return value
 
 
 def _seconds(value: object) -> float | None:
@@ -133,13 +139,28 @@ def _reward_range(value: object) -> tuple[float, float]:
     return low, high
 
 
+def _names(value: object) -> tuple[str, ...]:
+    """A list of names, or names in one text."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"must be names separated by commas, not {names!r}")
+    return tuple(names)
+
+
+def _formats(value: object) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(_names(value)))
+    if wrong := [name for name in names if name not in EXPORT_FORMATS]:
+        raise ValueError(f"must be of {', '.join(EXPORT_FORMATS)}, not {wrong[0]!r}")
+    return names
+
+
 def _variable(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
     return value
 
 
-Text = Annotated[str, Form("TEXT", _text)]
+Text = Annotated[str, Meta(min_length=1)]
 ClientType = Annotated[str, Form("|".join(CLIENT_TYPES), _client_type)]
 Variable = Annotated[str, Form("NAME", _variable)]
 RunPath = Annotated[str, Form("[PATH]", _path_or_newest)]
@@ -150,10 +171,11 @@ Headers = Annotated[Mapping[str, str], Form('"Name: value"', _headers, repeats=T
 HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_state, repeats=True)]
 RewardRange = Annotated[Sequence[float], Form("LOW,HIGH", _reward_range)]
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
-Names = tuple[str, ...]
-Count = Annotated[int, Bounds(1)]
-Number = Annotated[int, Bounds(0)]
-Integer = Annotated[int, Bounds()]
+Names = Annotated[tuple[str, ...], Form("A,B", _names)]
+Formats = Annotated[tuple[str, ...], Form("A,B", _formats)]
+Count = Annotated[int, Meta(ge=1)]
+Number = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0.0, le=FINITE, description="a number of at least 0")]
 Backend = Literal["process", "ray"]
 ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 
@@ -165,120 +187,68 @@ ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 class EvalSettings:
     """All settings of one evaluation, except its environment."""
 
-    model: Annotated[Text | None, Flag("-m --model", "Model name or endpoint alias; 'local': the built-in one.")] = None
-    api_base_url: Annotated[Text | None, Flag("-b --api-base-url", "Endpoint, e.g. http://127.0.0.1:8000/v1.")] = None
-    api_key_var: Annotated[Variable | None, Flag("-k --api-key-var", "Variable that holds the key, never the key.")] = (
-        None
+    model: Text | None = flag(None, "Model name or endpoint alias; 'local': the built-in one.", "-m")
+    api_base_url: Text | None = flag(None, "Endpoint, e.g. http://127.0.0.1:8000/v1.", "-b")
+    api_key_var: Variable | None = flag(None, "Variable that holds the key, never the key.", "-k")
+    endpoints_path: Text | None = flag(None, "Registry of endpoint aliases.", "-e")
+    api_client_type: ClientType | None = flag(None, "The API of the endpoint.", "--client --api-client-type")
+    header: Headers = flag({}, "Extra request header; may be repeated.")
+    header_from_state: HeadersFromState = flag({}, "Request header with the value of a state key; may be repeated.")
+    env_args: Table = flag({}, "Arguments of the environment's loader.", "-a")
+    extra_env_kwargs: Table = flag({}, "Settings for env.set_kwargs.", "-x")
+    env_dir_path: Text = flag(DEFAULT_ENV_DIR, "Folder of environments not installed.", "-p")
+    num_examples: Annotated[int, Meta(ge=1), MinusOne("all")] = flag(5, "Rows to run; -1 = all.", "-n")
+    keep_rows: Text | None = flag(None, "Run the training rows that this file of vf-audit --keep lists.")
+    rollouts_per_example: Count = flag(3, "Rollouts of each row.", "-r")
+    shuffle: bool = flag(False, "Shuffle the rows before taking -n.", "--shuffle/--no-shuffle")
+    shuffle_seed: int = flag(0, "Seed of --shuffle.")
+    until_half_width: NotNegative | None = flag(
+        None, "Stop once the mean reward is known to X (95%); -n is then all rows, shuffled."
     )
-    endpoints_path: Annotated[Text | None, Flag("-e --endpoints-path", "Registry of endpoint aliases.")] = None
-    api_client_type: Annotated[ClientType | None, Flag("--client --api-client-type", "The API of the endpoint.")] = None
-    header: Annotated[Headers, Flag("--header", "Extra request header; may be repeated.")] = dataclasses.field(
-        default_factory=dict
+    until_decided: Text | None = flag(None, "Stop once the difference to the saved run in this folder is decided.")
+    reward_range: RewardRange = flag((0.0, 1.0), "Lowest and highest reward, for the two options above.")
+    seed: int | None = flag(None, "Seed of the run's sampling.")
+    max_tokens: Count | None = flag(None, "Tokens per response.", "-t")
+    temperature: NotNegative | None = flag(None, "Sampling temperature.", "-T")
+    sampling_args: Table = flag({}, "Sampling arguments; over -t and -T.", "-S")
+    max_concurrent: Annotated[int, Meta(ge=1), MinusOne("as many as possible")] = flag(
+        32, "Rollouts in flight.", "-c --max-concurrent --max-concurrent-requests"
     )
-    header_from_state: Annotated[
-        HeadersFromState, Flag("--header-from-state", "Request header with the value of a state key; may be repeated.")
-    ] = dataclasses.field(default_factory=dict)
-    env_args: Annotated[Table, Flag("-a --env-args", "Arguments of the environment's loader.")] = dataclasses.field(
-        default_factory=dict
+    max_concurrent_generation: Count | None = flag(None, "Model calls in flight.")
+    max_concurrent_scoring: Count | None = flag(None, "Reward calls in flight.")
+    max_concurrent_tools: Count | None = flag(None, "Tool calls in flight.")
+    num_workers: Workers = flag(0, "Processes that run the rollouts; auto, 0 = this one.", "-w")
+    worker_backend: Backend = flag("process", "Where the workers run: this machine, or a Ray cluster.")
+    independent_scoring: bool = flag(
+        False, "Score each rollout alone.", "-i --independent-scoring/--no-independent-scoring"
     )
-    extra_env_kwargs: Annotated[Table, Flag("-x --extra-env-kwargs", "Settings for env.set_kwargs.")] = (
-        dataclasses.field(default_factory=dict)
+    interleave_scoring: bool = flag(
+        True,
+        "Score while other rollouts run; -N: after all are finished.",
+        "--interleave-scoring/--no-interleave-scoring --interleave/-N",
     )
-    env_dir_path: Annotated[Text, Flag("-p --env-dir-path", "Folder of environments not installed.")] = DEFAULT_ENV_DIR
-    num_examples: Annotated[
-        Annotated[int, Bounds(1, minus_one="all")], Flag("-n --num-examples", "Rows to run; -1 = all.")
-    ] = 5
-    keep_rows: Annotated[
-        Text | None, Flag("--keep-rows", "Run the training rows that this file of vf-audit --keep lists.")
-    ] = None
-    rollouts_per_example: Annotated[Count, Flag("-r --rollouts-per-example", "Rollouts of each row.")] = 3
-    shuffle: Annotated[bool, Flag("--shuffle/--no-shuffle", "Shuffle the rows before taking -n.")] = False
-    shuffle_seed: Annotated[Integer, Flag("--shuffle-seed", "Seed of --shuffle.")] = 0
-    until_half_width: Annotated[
-        Annotated[float, Bounds(0.0)] | None,
-        Flag("--until-half-width", "Stop once the mean reward is known to X (95%); -n is then all rows, shuffled."),
-    ] = None
-    until_decided: Annotated[
-        Text | None, Flag("--until-decided", "Stop once the difference to the saved run in this folder is decided.")
-    ] = None
-    reward_range: Annotated[
-        RewardRange, Flag("--reward-range", "Lowest and highest reward, for the two options above.")
-    ] = (0.0, 1.0)
-    seed: Annotated[Integer | None, Flag("--seed", "Seed of the run's sampling.")] = None
-    max_tokens: Annotated[Count | None, Flag("-t --max-tokens", "Tokens per response.")] = None
-    temperature: Annotated[Annotated[float, Bounds(0.0)] | None, Flag("-T --temperature", "Sampling temperature.")] = (
-        None
+    max_retries: Number = flag(0, "Retries of a rollout after a transient error.")
+    timeout: Seconds | None = flag(3600.0, "Time limit of each rollout; none = unlimited.")
+    abort_after: Number = flag(32, "Consecutive equal failures that end the run; 0 = never.")
+    max_error_rate: Annotated[float, Meta(ge=0.0, le=1.0)] = flag(
+        0.1, "Share of failed rollouts above which the exit code is 3."
     )
-    sampling_args: Annotated[Table, Flag("-S --sampling-args", "Sampling arguments; over -t and -T.")] = (
-        dataclasses.field(default_factory=dict)
+    max_cost: NotNegative | None = flag(
+        None, "The most US dollars that each run may cost, judges included, over all its sessions."
     )
-    max_concurrent: Annotated[
-        Annotated[int, Bounds(1, minus_one="as many as possible")],
-        Flag("-c --max-concurrent --max-concurrent-requests", "Rollouts in flight."),
-    ] = 32
-    max_concurrent_generation: Annotated[
-        Count | None, Flag("--max-concurrent-generation", "Model calls in flight.")
-    ] = None
-    max_concurrent_scoring: Annotated[Count | None, Flag("--max-concurrent-scoring", "Reward calls in flight.")] = None
-    max_concurrent_tools: Annotated[Count | None, Flag("--max-concurrent-tools", "Tool calls in flight.")] = None
-    num_workers: Annotated[
-        Workers, Flag("-w --num-workers", "Processes that run the rollouts; auto, 0 = this one.")
-    ] = 0
-    worker_backend: Annotated[
-        Backend, Flag("--worker-backend", "Where the workers run: this machine, or a Ray cluster.")
-    ] = "process"
-    independent_scoring: Annotated[
-        bool, Flag("-i --independent-scoring/--no-independent-scoring", "Score each rollout alone.")
-    ] = False
-    interleave_scoring: Annotated[
-        bool,
-        Flag(
-            "--interleave-scoring/--no-interleave-scoring --interleave/-N",
-            "Score while other rollouts run; -N: after all are finished.",
-        ),
-    ] = True
-    max_retries: Annotated[Number, Flag("--max-retries", "Retries of a rollout after a transient error.")] = 0
-    timeout: Annotated[Seconds | None, Flag("--timeout", "Time limit of each rollout; none = unlimited.")] = 3600.0
-    abort_after: Annotated[Number, Flag("--abort-after", "Consecutive equal failures that end the run; 0 = never.")] = (
-        32
-    )
-    max_error_rate: Annotated[
-        Annotated[float, Bounds(0.0, 1.0)],
-        Flag("--max-error-rate", "Share of failed rollouts above which the exit code is 3."),
-    ] = 0.1
-    max_cost: Annotated[
-        Annotated[float, Bounds(0.0)] | None,
-        Flag("--max-cost", "The most US dollars that each run may cost, judges included, over all its sessions."),
-    ] = None
-    max_total_tokens: Annotated[
-        Count | None, Flag("--max-total-tokens", "The most tokens, read and sampled, that each run may take.")
-    ] = None
-    cache: Annotated[
-        Text | None, Flag("--cache", "Folder of replies: equal requests are answered from it, others stored there.")
-    ] = None
-    output_dir: Annotated[Text | None, Flag("-o --output-dir", "Folder of the runs; default ./outputs.")] = None
-    save_results: Annotated[
-        bool, Flag("-s --save-results/--no-save --save-dataset", "Runs are saved unless --no-save.")
-    ] = True
-    export: Annotated[
-        tuple[ExportFormat, ...], Flag("--export", f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
-    ] = ()
-    save_every: Annotated[Ignored | None, Flag("-f --save-every", "Ignored; every rollout is saved immediately.")] = (
-        None
-    )
-    resume: Annotated[RunPath | None, Flag("-R --resume", "Run directory to resume; default: an unfinished one.")] = (
-        None
-    )
-    fresh: Annotated[bool, Flag("--fresh/--no-fresh", "Start a new run; never resume an old one.")] = False
-    accept_changed_code: Annotated[
-        bool, Flag("--accept-changed-code", "Resume although source files of the environment changed; recorded.")
-    ] = False
-    retry_errors: Annotated[bool, Flag("--retry-errors/--no-retry-errors", "Run rollouts with errors again.")] = False
-    state_columns: Annotated[Names, Flag("-C --state-columns", "Further keys of the state to save.")] = ()
-    save_to_hf_hub: Annotated[bool, Flag("-H --save-to-hf-hub/--no-save-to-hf-hub", "Publish the rows afterwards.")] = (
-        False
-    )
-    hf_hub_dataset_name: Annotated[Text | None, Flag("-D --hf-hub-dataset-name", "Name to publish them under.")] = None
+    max_total_tokens: Count | None = flag(None, "The most tokens, read and sampled, that each run may take.")
+    cache: Text | None = flag(None, "Folder of replies: equal requests are answered from it, others stored there.")
+    output_dir: Text | None = flag(None, "Folder of the runs; default ./outputs.", "-o")
+    save_results: bool = flag(True, "Runs are saved unless --no-save.", "-s --save-results/--no-save --save-dataset")
+    export: Formats = flag((), f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
+    save_every: Ignored | None = flag(None, "Ignored; every rollout is saved immediately.", "-f")
+    resume: RunPath | None = flag(None, "Run directory to resume; default: an unfinished one.", "-R")
+    fresh: bool = flag(False, "Start a new run; never resume an old one.", "--fresh/--no-fresh")
+    accept_changed_code: bool = flag(False, "Resume although source files of the environment changed; recorded.")
+    retry_errors: bool = flag(False, "Run rollouts with errors again.", "--retry-errors/--no-retry-errors")
+    state_columns: Names = flag((), "Further keys of the state to save.", "-C")
+    save_to_hf_hub: bool = flag(False, "Publish the rows afterwards.", "-H --save-to-hf-hub/--no-save-to-hf-hub")
+    hf_hub_dataset_name: Text | None = flag(None, "Name to publish them under.", "-D")
 
     @property
     def order_seed(self) -> int | None:
@@ -305,20 +275,17 @@ class Evaluation:
 class CommandSettings:
     """Behaviour of the command itself; not part of the evaluation, and not settable in TOML."""
 
-    progress: Annotated[ProgressKind, Flag("--progress", "How progress is shown (stderr).")] = "auto"
-    abbreviated_summary: Annotated[bool, Flag("-A --abbreviated-summary", "Numbers only, no sample rollouts.")] = False
-    json: Annotated[bool, Flag("--json", "One JSON object on stdout instead of text.")] = False
-    check: Annotated[
-        bool, Flag("--check", "Check each environment with scripted models first; its errors stop the command.")
-    ] = False
-    dump_config: Annotated[bool, Flag("--dump-config", "Print the resolved settings as TOML and stop.")] = False
-    detect: Annotated[
-        Annotated[float, Bounds(0.0)] | None,
-        Flag("--detect", "Say how many rows and rollouts show a difference of X between two runs, and stop."),
-    ] = None
-    dry_run: Annotated[bool, Flag("--dry-run", "Show plan, first prompt and scoring; send no request.")] = False
-    verbose: Annotated[bool, Flag("-v --verbose", "More messages; tracebacks of errors.")] = False
-    quiet: Annotated[bool, Flag("-q --quiet", "Errors only, and the results.")] = False
+    progress: ProgressKind = flag("auto", "How progress is shown (stderr).")
+    abbreviated_summary: bool = flag(False, "Numbers only, no sample rollouts.", "-A")
+    json: bool = flag(False, "One JSON object on stdout instead of text.")
+    check: bool = flag(False, "Check each environment with scripted models first; its errors stop the command.")
+    dump_config: bool = flag(False, "Print the resolved settings as TOML and stop.")
+    detect: NotNegative | None = flag(
+        None, "Say how many rows and rollouts show a difference of X between two runs, and stop."
+    )
+    dry_run: bool = flag(False, "Show plan, first prompt and scoring; send no request.")
+    verbose: bool = flag(False, "More messages; tracebacks of errors.", "-v")
+    quiet: bool = flag(False, "Errors only, and the results.", "-q")
 
 
 ALIASES = {"args": "env_args", "headers": "header", "max_concurrent_requests": "max_concurrent"}
@@ -334,8 +301,11 @@ def fields_of(owner: type) -> Fields:
 @functools.cache
 def flags_of(owner: type) -> dict[str, Flag]:
     """Setting -> its command-line options."""
-    marks = {name: typing.get_args(hint)[1:] for name, hint in fields_of(owner).hints.items()}
-    return {name: next(mark for mark in all_marks if isinstance(mark, Flag)) for name, all_marks in marks.items()}
+    flags = {field.name: field.metadata["flag"] for field in dataclasses.fields(owner)}
+    for name, mark in flags.items():
+        if "--" not in mark.names:
+            flags[name] = Flag(f"{mark.names} --{name.replace('_', '-')}".strip(), mark.help)
+    return flags
 
 
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))

@@ -28,6 +28,24 @@ from verifiers.runtime.terminal import escape_control
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
 from verifiers.storage.identity import fingerprint
 
+RUN_OPTIONS = {
+    **{
+        name: name
+        for name in (
+            "max_concurrent max_concurrent_generation max_concurrent_scoring max_concurrent_tools num_workers "
+            "worker_backend independent_scoring interleave_scoring max_retries abort_after seed until_half_width "
+            "until_decided reward_range max_total_tokens retry_errors accept_changed_code state_columns"
+        ).split()
+    },
+    "timeout": "rollout_timeout_s",
+    "order_seed": "shuffle_seed",
+    "cache": "cache_dir",
+    "max_cost": "max_cost_usd",
+    "save_to_hf_hub": "push_to_hub",
+    "hf_hub_dataset_name": "hub_name",
+}
+"""Setting of an evaluation -> the option of its run."""
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -66,31 +84,8 @@ class Prepared:
         """The keyword arguments of ``evaluate``, except those of displays."""
         settings = self.settings
         return {
-            "max_concurrent": settings.max_concurrent,
-            "max_concurrent_generation": settings.max_concurrent_generation,
-            "max_concurrent_scoring": settings.max_concurrent_scoring,
-            "max_concurrent_tools": settings.max_concurrent_tools,
-            "num_workers": settings.num_workers,
-            "worker_backend": settings.worker_backend,
-            "independent_scoring": settings.independent_scoring,
-            "interleave_scoring": settings.interleave_scoring,
-            "max_retries": settings.max_retries,
-            "rollout_timeout_s": settings.timeout,
-            "abort_after": settings.abort_after,
-            "seed": settings.seed,
-            "shuffle_seed": settings.order_seed,
-            "until_half_width": settings.until_half_width,
-            "until_decided": settings.until_decided,
-            "reward_range": settings.reward_range,
-            "cache_dir": settings.cache,
-            "max_cost_usd": settings.max_cost,
-            "max_total_tokens": settings.max_total_tokens,
+            **{name: getattr(settings, setting) for setting, name in RUN_OPTIONS.items()},
             "prices": price_list(settings) if settings.max_cost is not None else None,
-            "retry_errors": settings.retry_errors,
-            "accept_changed_code": settings.accept_changed_code,
-            "state_columns": settings.state_columns,
-            "push_to_hub": settings.save_to_hf_hub,
-            "hub_name": settings.hf_hub_dataset_name,
             "keep_states": False,
         }
 
