@@ -38,6 +38,8 @@ def test_the_stub_of_the_core_lists_what_it_imports_lazily():
     expected["verifiers"] = set(vf._SUBMODULES)
     expected["verifiers.environments.integrations"] = set(vf._INTEGRATIONS)
     expected["verifiers_trainer"] = set(vf._TRAINER)
+    expected["verifiers_agents"] = set(vf._AGENTS) - {"HarborEnv"}
+    expected["verifiers_agents.harbor.env"] = {"HarborEnv"}
     assert imported == expected
     assert sorted(listed) == vf.__all__
 

@@ -34,7 +34,6 @@ from verifiers.data.text import (
 from verifiers.environments import (
     EnvGroup,
     Environment,
-    HarborEnv,
     MultiTurnEnv,
     PythonEnv,
     SandboxEnv,
@@ -136,6 +135,7 @@ from verifiers.types import (
 )
 from verifiers.view.opening import open_view
 from verifiers_agents import Agent, AgentEnv, model_gateway
+from verifiers_agents.harbor.env import HarborEnv
 from verifiers_trainer import GRPOConfig as GRPOConfig
 from verifiers_trainer import GRPOTrainer as GRPOTrainer
 from verifiers_trainer import RLConfig as RLConfig
