@@ -126,7 +126,7 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
 
 def pipeline(quick: bool, report: Report, pairs: int) -> None:
     import verifiers as vf
-    from verifiers.runs.runner import RunContext
+    from verifiers.runs.rollout import RunContext
     from verifiers.testing import ScriptedClient
     from verifiers_trainer.pipeline.pipeline import Pipeline
     from verifiers_trainer.pipeline.thread import PipelineThread

@@ -330,7 +330,7 @@ def _methods(value: Any) -> Iterator[tuple[str, str]]:
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else getattr(value, name)
         if name.startswith("_") or not inspect.isfunction(inspect.unwrap(function)) or not (function.__doc__ or ""):
             continue
-        if function.__doc__.startswith(importlib.import_module("verifiers.compat").OLDER_FORM):
+        if function.__doc__.startswith(importlib.import_module("verifiers.legacy.classes").OLDER_FORM):
             continue
         names = [str(p).partition(":")[0].partition("=")[0] for p in inspect.signature(function).parameters.values()]
         yield f"`{name}({', '.join(one for one in names if one not in ('self', 'cls'))})`", _first(function.__doc__)

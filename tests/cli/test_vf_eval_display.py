@@ -19,7 +19,7 @@ from verifiers.cli.evaluate.summary import transcript
 from verifiers.results.rows import RolloutOutput
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Progress
+from verifiers.runs.rollout import Progress
 from verifiers.testing import FakeServer
 
 

@@ -19,7 +19,8 @@ import verifiers as vf
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
 from support.small_envs import add_one, exact, single_turn, sums
-from verifiers.runs.runner import Plan, RunStore, pending
+from verifiers.runs.plan import Plan, pending
+from verifiers.runs.store import RunStore
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -55,7 +56,7 @@ results = env.evaluate(
 print("done", len(results), results.metadata.avg_reward, results.metadata.status, flush=True)
 """
 
-LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.runner as run_store").replace(
+LARGE = CHILD.replace("import verifiers as vf", "import verifiers as vf, verifiers.runs.store as run_store").replace(
     "env.evaluate(", "env.evaluate(keep_states=False, client="
 )
 LARGE = LARGE.replace("url, path", "run_store.LARGE_PLAN = 0\nurl, path", 1).replace('"scripted"', 'model="scripted"')

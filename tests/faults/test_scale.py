@@ -13,8 +13,9 @@ ENVIRONMENT = """
 import asyncio, resource, sys, time
 import verifiers as vf
 from verifiers.storage.journal import Journal
-from verifiers.runs.runner import Plan
-from verifiers.runs.runner import RunContext, Runner, generate_and_score
+from verifiers.runs.plan import Plan
+from verifiers.runs.rollout import RunContext, generate_and_score
+from verifiers.runs.runner import Runner
 from verifiers.testing import ScriptedClient
 
 def exact(completion, answer):

@@ -14,7 +14,9 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, single_turn
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
-from verifiers.runs.runner import Plan, RunContext, Runner
+from verifiers.runs.plan import Plan
+from verifiers.runs.rollout import RunContext
+from verifiers.runs.runner import Runner
 from verifiers.testing import Behaviour, FakeServer
 
 

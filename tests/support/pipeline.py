@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers as vf
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers.testing import ScriptedClient
 from verifiers.testing.replies import response_of
 from verifiers.types import ModelRequest, Response

@@ -10,7 +10,7 @@ from typing import Any, assert_type
 from openai import AsyncOpenAI, OpenAI
 
 import verifiers as vf
-from verifiers.runs.runner import Progress
+from verifiers.runs.rollout import Progress
 from verifiers.testing import ScriptedClient
 
 ROWS = [{"question": "2 + 2", "answer": "4"}]

@@ -8,7 +8,8 @@ import pytest
 import verifiers as vf
 from verifiers.errors import ConfigError
 from verifiers.results.rows import output_to_state
-from verifiers.runs.runner import Job, RunContext, generate_job
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import RunContext, generate_job
 from verifiers.testing import ScriptedClient, run_rollout_sync
 
 ROW = {"question": "Begin.", "info": {"ann": "ann's secret", "bob": "bob's secret"}}

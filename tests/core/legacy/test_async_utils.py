@@ -6,7 +6,7 @@ import time
 import pytest
 
 import verifiers as vf
-from verifiers.runtime.calls import Done, started
+from verifiers.legacy.awaited import Done, started
 from verifiers.testing import ScriptedClient
 from verifiers.utils import async_utils
 

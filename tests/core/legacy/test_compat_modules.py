@@ -99,6 +99,7 @@ ROWS = {
     ),
     "utils.error_utils": "ErrorChain get_vf_error_chain",
     "utils.response_utils": "parse_response_messages parse_response_tokens parse_is_truncated",
+    "runtime.calls": "maybe_await is_awaitable",
     "utils.logging_utils": (
         "setup_logging print_prompt_completions_sample print_time print_size truncate log_once warning_once "
         "JsonFormatter"

@@ -9,7 +9,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, row, single_turn
 from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.loop import conditions_in_loop, first_stop, generate, stop_conditions
+from verifiers.rollouts.loop import first_stop, generate, stop_conditions
 from verifiers.testing import ScriptedClient
 
 
@@ -309,25 +309,23 @@ async def test_add_model_response_and_render_completion_may_be_overridden():
         ({"n": 1, "final_env_response": "x"}, "has_final_env_response"),
     ],
 )
-async def test_the_loop_finds_the_condition_that_is_found_one_by_one(values, reason):
+async def test_the_first_condition_that_holds_ends_the_rollout(values, reason):
     class Counted(Talk):
         @vf.stop
         def max_n(self, state):
             return state.get("n") == 1
 
     env = Counted(max_turns=5, max_total_completion_tokens=9, max_seq_len=3)
-    unlimited = Counted(max_turns=5, max_total_completion_tokens=9)  # its built-in conditions cost one call
+    unlimited = Counted(max_turns=5, max_total_completion_tokens=9)
     state = await env.init_state(row(), ScriptedClient("x"), "m")
     state.update(values)
     assert await first_stop(env, state, stop_conditions(Counted)) == reason
-    assert await first_stop(env, state, conditions_in_loop(Counted)) == reason
-    assert await first_stop(unlimited, state, conditions_in_loop(Counted)) == (
+    assert await first_stop(unlimited, state, stop_conditions(Counted)) == (
         None if reason == "max_seq_len_reached" else reason
     )
-    assert len(conditions_in_loop(Counted)) < len(stop_conditions(Counted))
 
 
-async def test_a_built_in_condition_that_is_overridden_is_asked_although_the_others_are_excluded():
+async def test_a_built_in_condition_that_is_overridden_is_asked():
     class Shorter(Talk):
         @vf.stop
         def max_turns_reached(self, state):

@@ -11,7 +11,7 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import Talk, add_one, exact, row, single_turn, sums
-from verifiers.runs.runner import Plan
+from verifiers.runs.plan import Plan
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -533,8 +533,8 @@ def test_advantages_of_a_resumed_group_are_those_of_an_uninterrupted_one(tmp_pat
 
 
 def test_metadata_are_renewed_while_a_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("verifiers.runs.runner.METADATA_EVERY_S", 0.0)
-    monkeypatch.setattr("verifiers.runs.runner.COST_SHARE", 1e9)
+    monkeypatch.setattr("verifiers.runs.store.METADATA_EVERY_S", 0.0)
+    monkeypatch.setattr("verifiers.runs.store.COST_SHARE", 1e9)
     seen = []
 
     def look(rows, metadata):

@@ -56,7 +56,7 @@ def evaluate(folder, env, client, is_large, part_rows=5, **options):
     """A saved run whose rollouts are, or are not, held."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr("verifiers.runs.runner.LARGE_PLAN", 0)
+            patch.setattr("verifiers.runs.store.LARGE_PLAN", 0)
             patch.setattr("verifiers.data.examples.MAX_HELD", 0)
             patch.setattr("verifiers.runs.large_store.PART_ROWS", part_rows)
             patch.setattr("verifiers.runs.large_store.READ_EVERY", 2)

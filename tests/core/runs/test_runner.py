@@ -11,7 +11,9 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, exact, row, single_turn, sums
 from verifiers.data.examples import examples_from
-from verifiers.runs.runner import Job, Progress, RunContext, Runner, generate_group
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import Progress, RunContext, generate_group
+from verifiers.runs.runner import Runner
 from verifiers.testing import ScriptedClient
 
 

@@ -15,7 +15,8 @@ import warnings
 import pytest
 
 from support.threads import no_new_thread
-from verifiers.runtime.calls import blocking, dual, maybe_await, run_in_private_loop
+from verifiers.rollouts.author_code import maybe_await
+from verifiers.runtime.calls import blocking, dual, run_in_private_loop
 
 
 async def double(x):

@@ -13,7 +13,8 @@ from support.fake_vllm import FakeVLLM
 from support.integration_envs import ScriptedTokens, tool_env
 from support.training import first_batch, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.runs.runner import Job, RunContext, generate_and_score
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import RunContext, generate_and_score
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.exact.client import ExactClient

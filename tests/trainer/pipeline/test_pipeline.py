@@ -39,7 +39,7 @@ from verifiers.errors import (
     TooManyFaults,
 )
 from verifiers.rollouts.rollout import Rollout
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline import health, saved_state
 from verifiers_trainer.pipeline.custom_batches import CustomRows

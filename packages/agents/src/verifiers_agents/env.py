@@ -13,9 +13,8 @@ from typing import Annotated, Any, Unpack
 
 from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, maybe_await, setup
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
@@ -151,7 +150,6 @@ class AgentEnv(AgentTurns):
 
     def post_rollout(self, state: State) -> Any:
         """Called when the agent has ended, while its sandbox, if any, is still open. Sync or async."""
-        return NOTHING
 
     # --- one rollout ----------------------------------------------------------------------------------------------
 

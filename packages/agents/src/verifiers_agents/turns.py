@@ -26,9 +26,8 @@ from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import message_text, normalize_chat
 from verifiers.environments.base import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
-from verifiers.rollouts.author_code import Hook, cleanup, setup, stop
+from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.types import Message, Messages, Response
 from verifiers_agents.agent import Agent, Installed, find_agent, find_installed
 from verifiers_agents.conversation import ROLES, Conversation, Role
@@ -355,7 +354,6 @@ class AgentTurns(MultiTurnEnv):
                 before = [*prompt, *step["completion"]]
         final = state["final_env_response"]
         state["completion"] = conversation + (normalize_chat(final) if final is not None else [])
-        return NOTHING
 
     @cleanup(priority=FIRST)
     async def finish_agent(self, state: State) -> None:

@@ -198,7 +198,7 @@ MODULES: dict[str, str] = {
     "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.legacy.async_utils verifiers.runtime.calls",
+    "utils.async_utils": "verifiers.legacy.async_utils",
     "utils.client_utils": "verifiers.legacy.clients",
     "utils.config_utils": "",
     "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",
@@ -227,6 +227,7 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         "Error": "verifiers.errors:RolloutError",
         "InvalidModelResponseError": "verifiers.errors:MalformedResponse",
     },
+    "runtime.calls": {name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")},
     "types": {
         "RolloutTiming": "verifiers.rollouts.state:Timing",
         "EndpointClientConfig": "verifiers.clients:ClientConfig",
@@ -361,43 +362,6 @@ def load(target: str) -> Any:
     """The object at ``module:name``. ``legacy`` is the top layer, so lower layers import it by name."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-OLDER_FORM = "Older form; see"
-"""How the docstring of a method of ``legacy_methods`` begins; the reference leaves these out."""
-
-
-def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
-    """Add the methods of older versions in ``table`` to ``cls``.
-
-    Its values are current methods, looked up when called, so that overrides in subclasses count; or functions
-    ``module:name``, imported when called, with the object as first argument.
-    """
-    for old, new in table.items():
-
-        def call(self: object, *args: object, _new: str = new, **kwargs: object) -> Any:
-            function = functools.partial(load(_new), self) if ":" in _new else getattr(self, _new)
-            return function(*args, **kwargs)
-
-        call.__name__ = old
-        call.__doc__ = f"{OLDER_FORM} ``{new}``."
-        setattr(cls, old, call)
-
-
-def legacy_properties(cls: type, table: Mapping[str, str]) -> None:
-    """Add the older names of attributes in ``table`` to ``cls``; they read and assign the present ones.
-
-    Those of functions ``module:name``, which take the object, can only be read.
-    """
-    for old, new in table.items():
-
-        def read(self: object, _new: str = new) -> Any:
-            return load(_new)(self) if ":" in _new else getattr(self, _new)
-
-        def assign(self: object, value: object, _new: str = new) -> None:
-            setattr(self, _new, value)
-
-        setattr(cls, old, property(read, None if ":" in new else assign, doc=f"Older name of ``{new}``."))
 
 
 def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:

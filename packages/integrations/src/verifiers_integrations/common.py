@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.results.rows import output_to_state
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
+from verifiers.runs.rollout import scored_rollout
 from verifiers.types import Message, Messages, ModelRequest, Response
 from verifiers_integrations.offline import offline_groups
 from verifiers_integrations.token_client import TokenClient
@@ -189,7 +191,7 @@ def _head(get: Callable[[], Sequence[Mapping[str, Any]]], count: int | None) -> 
 async def generate_group(
     env: Environment,
     rows: Sequence[Mapping[str, Any]],
-    client: object,
+    client: ClientLike,
     model: str,
     sampling_args: Mapping[str, Any],
     max_retries: int = 0,
@@ -208,7 +210,7 @@ async def generate_group(
 async def score_completion(env: Environment, task: Mapping[str, Any], completion: Messages) -> float:
     """Return the reward of a completion of a task in a single-turn environment; NaN when unknown."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    state = await env.run_rollout(row_of(task, env.message_type), _FixedCompletion(text), "fixed", gen_sampling_args={})
+    state = await scored_rollout(env, row_of(task, env.message_type), _FixedCompletion(text), "fixed")
     return float(state["reward"])
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.environments.base import Environment
 from verifiers.errors import ModelError
 from verifiers.results.rows import state_to_output
+from verifiers.runs.rollout import scored_rollout
 from verifiers.types import ModelRequest, Response, Usage
 from verifiers_integrations.inspect_messages import FINISH_REASONS, from_assistant, load, to_chat, to_tools
 
@@ -87,9 +88,7 @@ def _solver(env: Environment, rows: Sequence[Mapping[str, Any]]) -> Any:
     @module.solver(name="verifiers")  # type: ignore[untyped-decorator]
     def verifiers() -> Any:
         async def solve(state: Any, generate: object) -> Any:
-            rollout = await env.run_rollout(
-                rows[state.metadata["row"]], InspectClient(), str(state.model), gen_sampling_args={}
-            )
+            rollout = await scored_rollout(env, rows[state.metadata["row"]], InspectClient(), str(state.model))
             output = state_to_output(rollout)
             state.messages = to_chat(output["prompt"]) + to_chat(output["completion"] or [])
             replies = [message for message in state.messages if isinstance(message, types.ChatMessageAssistant)]

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.protocol import ClientLike
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
@@ -134,7 +135,7 @@ class _Generator:
         return {name: value for name, value in args.items() if value not in OFF.get(name, ())}, phase == "train"
 
     async def _run_group(
-        self, batch: Mapping[str, Any], indices: Sequence[int], client: object, sampling: Mapping[str, Any]
+        self, batch: Mapping[str, Any], indices: Sequence[int], client: ClientLike, sampling: Mapping[str, Any]
     ) -> list[_Outcome]:
         """Run and score the siblings of one prompt."""
         prompts, extras = batch["prompts"], batch.get("env_extras") or [{}] * len(batch["prompts"])

@@ -23,6 +23,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from verifiers.clients.protocol import ClientLike
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.calls import blocking
@@ -148,7 +149,7 @@ class RolloutFunc:
         return {name: [one[name] for one in fields] for name in fields[0]}
 
     async def _generate(
-        self, groups: Mapping[str, Sequence[int]], client: object, model: str, sampling: Mapping[str, Any]
+        self, groups: Mapping[str, Sequence[int]], client: ClientLike, model: str, sampling: Mapping[str, Any]
     ) -> list[Any]:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(

@@ -29,7 +29,7 @@ from transformers.trainer_utils import TrainOutput, set_seed
 from verifiers.data.examples import DatasetLike, Example
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, WeightSyncError
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter

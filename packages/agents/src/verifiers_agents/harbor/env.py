@@ -25,7 +25,7 @@ from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.calls import NO, PerLoop
+from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import ExecResult, Sandbox, SandboxSpec
 from verifiers.sandbox.transfer import Packed
@@ -308,7 +308,7 @@ class HarborEnv(AgentTurns, SandboxEnv):
     @stop
     def no_tools_called(self, state: State) -> Any:
         """Stop when the model with bash answers without a call; an agent program says itself when it ends."""
-        return super().no_tools_called(state) if self._has_bash else NO
+        return self._has_bash and super().no_tools_called(state)
 
     @stop
     def agent_time_over(self, state: State) -> bool:

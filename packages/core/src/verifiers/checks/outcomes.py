@@ -15,9 +15,9 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
 from verifiers.results.rows import json_ready, state_to_output
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
 from verifiers.types import StopReason
 
@@ -102,7 +102,7 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
         except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
             findings.note(f"the stop condition {name} cannot be evaluated after a rollout: {error_text(error)}")
             continue
-        if type(holds).__name__ not in ("bool", "bool_", "Done"):
+        if type(holds).__name__ not in ("bool", "bool_"):
             findings.error(
                 HOOK,
                 f"the stop condition {name} returned {holds!r}, not True or False",

@@ -24,7 +24,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
 from verifiers.rollouts.author_code import decorated
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Job, Progress, RunContext, generate_and_score, score_together
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import Progress, RunContext, generate_and_score, score_together
 
 MARKS = ("stop", "setup", "cleanup", "teardown")
 

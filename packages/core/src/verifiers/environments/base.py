@@ -14,10 +14,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Self, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
@@ -27,14 +27,14 @@ from verifiers.data.kept_rows import read_kept_rows
 from verifiers.data.messages import are_messages, check_parts, normalize_chat, normalize_messages
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
-from verifiers.rollouts.author_code import Hook, decorated, stop
+from verifiers.rollouts.author_code import Hook, decorated, maybe_await, stop
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.rollouts.loop import is_completed, new_state
 from verifiers.rollouts.state import State
 from verifiers.rollouts.steps import TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
-from verifiers.runtime.calls import NO, NOTHING, YES, blocking, dual, is_awaitable, maybe_await
+from verifiers.runtime.calls import blocking, blocking_form, dual, either
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.storage.identity import Free, Identified
@@ -42,6 +42,7 @@ from verifiers.types import Messages, ModelRequest, Response
 
 if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
+    from verifiers.results.rows import RolloutOutput
 
     class SyncOrAsyncOutputs(Awaitable[GenerateOutputs], GenerateOutputs):
         """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be awaited.
@@ -50,7 +51,13 @@ if TYPE_CHECKING:
         express the difference.
         """
 
+    def _outputs_form(
+        method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, GenerateOutputs]],
+    ) -> Callable[Concatenate[Environment, P], SyncOrAsyncOutputs]: ...
+else:
+    _outputs_form = either
 
+P = ParamSpec("P")
 DEFAULTS = asdict(RunOptions())
 Oracle = Callable[[Mapping[str, Any]], Any]
 """``oracle(row)``: replies that solve the row, as ``testing.ScriptedClient`` takes them."""
@@ -276,44 +283,6 @@ class Environment(Identified):
     # --- runs ----------------------------------------------------------------------------------------------------
 
     @spell_out(EvaluateOptions, DEFAULTS)
-    def evaluate(
-        self,
-        client: ClientLike | None = None,
-        model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        num_examples: int = -1,
-        rollouts_per_example: int | None = None,
-        **options: Unpack[EvaluateOptions],
-    ) -> SyncOrAsyncOutputs:
-        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` rollouts of each.
-
-        Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
-        those of ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
-
-        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the run directory holds
-        another configuration; RunError when no rollout can succeed.
-        """
-        outputs = dual(
-            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
-        )
-        return cast("SyncOrAsyncOutputs", outputs)
-
-    @spell_out(EvaluateOptions, DEFAULTS)
-    def evaluate_sync(
-        self,
-        client: ClientLike | None = None,
-        model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        num_examples: int = -1,
-        rollouts_per_example: int | None = None,
-        **options: Unpack[EvaluateOptions],
-    ) -> GenerateOutputs:
-        """``evaluate``, always blocking."""
-        return blocking(
-            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
-        )
-
-    @spell_out(EvaluateOptions, DEFAULTS)
     async def a_evaluate(
         self,
         client: ClientLike | None = None,
@@ -323,40 +292,20 @@ class Environment(Identified):
         rollouts_per_example: int | None = None,
         **options: Unpack[EvaluateOptions],
     ) -> GenerateOutputs:
-        """``evaluate`` as a coroutine."""
+        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` rollouts of each.
+
+        ``evaluate`` blocks and returns ``GenerateOutputs``; inside a running event loop it returns an awaitable of it.
+        ``evaluate_sync`` always blocks, ``a_evaluate`` is a coroutine. Options are those of
+        ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
+
+        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the run directory holds
+        another configuration; RunError when no rollout can succeed.
+        """
         from verifiers.runs.run import evaluate
 
         return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
 
-    @spell_out(GenerateOptions, DEFAULTS)
-    def generate(
-        self,
-        inputs: DatasetLike | None = None,
-        client: ClientLike | None = None,
-        model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        n_samples: int | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> SyncOrAsyncOutputs:
-        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap around the rows.
-
-        Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
-        """
-        outputs = dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
-        return cast("SyncOrAsyncOutputs", outputs)
-
-    @spell_out(GenerateOptions, DEFAULTS)
-    def generate_sync(
-        self,
-        inputs: DatasetLike | None = None,
-        client: ClientLike | None = None,
-        model: ModelLike | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        n_samples: int | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> GenerateOutputs:
-        """``generate``, always blocking."""
-        return blocking(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+    evaluate, evaluate_sync = _outputs_form(a_evaluate), blocking_form(a_evaluate)
 
     @spell_out(GenerateOptions, DEFAULTS)
     async def a_generate(
@@ -368,42 +317,64 @@ class Environment(Identified):
         n_samples: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> GenerateOutputs:
-        """``generate`` as a coroutine."""
+        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap around the rows.
+
+        Rows of equal ``example_id`` are siblings. Its three forms are those of ``evaluate``.
+        """
         from verifiers.runs.run import generate
 
         return await generate(self, inputs, client, model, sampling_args, n_samples, options)
 
+    generate, generate_sync = _outputs_form(a_generate), blocking_form(a_generate)
+
     def rollout(self, *args: Any, **keywords: Any) -> Any:
-        """Run one rollout without scoring it; blocks, or returns an awaitable inside a running loop.
+        """``rollout(input, client, model, sampling_args=None) -> State``: run the row ``input`` without scoring it.
 
-        ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
-        ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
+        Its three forms are those of ``evaluate``. An override, sync or async, replaces the rollout loop.
         """
-        return dual(lambda: _run_one(self, args, keywords))
+        from verifiers.runs.rollout import single_rollout
 
-    def rollout_sync(self, *args: Any, **keywords: Any) -> Any:
-        """``rollout``, always blocking."""
-        return blocking(lambda: self.a_rollout(*args, **keywords))
+        return dual(lambda: single_rollout(self, *args, **keywords))
 
     async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
         """``rollout`` as a coroutine."""
-        if self.has_own_loop:
-            return await maybe_await(self.rollout(*args, **keywords))
-        return await _run_one(self, args, keywords)
+        return await maybe_await(self.rollout(*args, **keywords))
 
-    async def run_rollout(self, input: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any) -> Any:
-        """Run and score one rollout; records its failure. Takes present and older keywords (``single_rollouts``)."""
-        from verifiers.runs.single_rollouts import run_rollout
+    rollout_sync = blocking_form(a_rollout)
 
-        return await run_rollout(self, input, client, model, *args, **keywords)
+    async def run_rollout(
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        *,
+        max_retries: int = 0,
+        state_columns: Sequence[str] = (),
+    ) -> RolloutOutput:
+        """Run and score one rollout of the row ``input``; records its failure."""
+        from verifiers.results.rows import state_to_output
+        from verifiers.runs.rollout import scored_rollout
+
+        state = await scored_rollout(self, input, client, model, sampling_args, max_retries=max_retries)
+        return state_to_output(state, state_columns)
 
     async def run_group(
-        self, group_inputs: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any
-    ) -> list[Any]:
+        self,
+        group_inputs: Sequence[Mapping[str, Any]],
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        *,
+        max_retries: int = 0,
+        state_columns: Sequence[str] = (),
+    ) -> list[RolloutOutput]:
         """Run and score siblings of one example, with advantages; records the failure of a rollout."""
-        from verifiers.runs.single_rollouts import run_group
+        from verifiers.results.rows import state_to_output
+        from verifiers.runs.rollout import scored_group
 
-        return await run_group(self, group_inputs, client, model, *args, **keywords)
+        states = await scored_group(self, group_inputs, client, model, sampling_args, max_retries=max_retries)
+        return [state_to_output(state, state_columns) for state in states]
 
     @property
     def has_own_loop(self) -> bool:
@@ -437,11 +408,7 @@ class Environment(Identified):
         return self._tables[1] if self._tables[1] is not None else self._fall_back_to_train()
 
     def _fall_back_to_train(self) -> Table:
-        if not getattr(self, "_warned_about_eval", False):
-            self._warned_about_eval = True
-            self.logger.warning(
-                "%s has no evaluation set; its training set is used", self.env_id or type(self).__name__
-            )
+        self.warn_once(f"{self.env_id or type(self).__name__} has no evaluation set; its training set is used")
         return self._tables[0]  # type: ignore[return-value]  # one of the two exists
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
@@ -584,7 +551,6 @@ class Environment(Identified):
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]`` when the rollout is over. Sync or async."""
-        return NOTHING
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
         """The environment that runs a row or a state: ``self``, or a member of a group of environments."""
@@ -615,40 +581,36 @@ class Environment(Identified):
 
         Raises ``ModelError`` when the endpoint returns none, ``OverlongPromptError`` when the prompt does not fit.
         """
-        run = state.run
+        run, messages = state.run, self.as_prompt(prompt)
         answering = self.client_of(state, client)
+        keys = headers_from_state(answering)
         tools = tool_defs if tool_defs is not None else state["tool_defs"]
         request = ModelRequest(
-            prompt=self.as_prompt(prompt),
+            prompt=messages,
             model=model or state["model"],
             message_type=self.message_type,
             tools=tools or None,
             sampling_args={**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})},
+            headers={name: str(state[key]) for name, key in keys.items() if key in state} or None,
             seed=run.seed_of(state) if run is not None else None,
-            require_tokens=run is not None and run.require_tokens and run.serves(client, state),
+            require_tokens=run is not None and run.require_tokens and answering is run.client,
             rollout_id=state.record.id,
-            headers=_headers_from_state(answering, state),
             sample=run.sample_of(state) if run is not None and run.is_cached else None,
             state=state,
         )
-        if run is None:
-            response = await answering.complete(request)
-        elif type(run.generation_slot) is nullcontext:
-            run.check_open()
-            response = await answering.complete(request)
-        else:
-            async with run.generation_slot:
+        async with run.generation_slot if run is not None else nullcontext():
+            if run is not None:
                 run.check_open()
-                response = await answering.complete(request)
+            response = await answering.complete(request)
         self._count_usage(state, response)
         return response
 
     def client_of(self, state: State, client: ClientLike | None = None) -> Client:
         """The client that answers a call with this ``client`` argument; None means the client of the rollout."""
         run = state.run
-        if run is not None and run.serves(client, state):
-            client_of_run: Client = run.client
-            return client_of_run
+        if run is not None and client is None and state["client"] in (run.client, run.given_client):
+            of_run: Client = run.client
+            return of_run
         return as_client(client or state["client"])
 
     def as_prompt(self, messages: object) -> Messages:
@@ -689,8 +651,7 @@ class Environment(Identified):
             state["prompt_too_long"] = True
             if step.has_tokens:
                 step.token_fields = {"overlong_prompt": True}
-        if is_awaitable(added := self.add_trajectory_step(state, step)):
-            await added
+        await maybe_await(self.add_trajectory_step(state, step))
 
     def continued_step(self, state: State) -> TrajectoryStep | None:
         """The step whose conversation the next turn continues: the newest one; None before the first."""
@@ -699,7 +660,6 @@ class Environment(Identified):
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
         """Append ``step``; override to set its reward or extras."""
         state.record.transcript.append(step)
-        return NOTHING
 
     def _count_usage(self, state: State, response: Response) -> None:
         """Count the tokens of a response once, where it is received or where its turn is recorded."""
@@ -790,24 +750,8 @@ def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
     return few_shot
 
 
-def _headers_from_state(client: object, state: State) -> dict[str, str] | None:
-    """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
-    keys = headers_from_state(client)
-    return {header: str(state[key]) for header, key in keys.items() if key in state} if keys else None
-
-
 def _prompt_tokens(response: Response) -> int:
     return len(response.tokens.prompt_ids) if response.tokens is not None else response.usage.prompt_tokens
-
-
-async def _run_one(env: Environment, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    from verifiers.runs.single_rollouts import rollout
-
-    return await rollout(env, *args, **keywords)
-
-
-compat.legacy_methods(Environment, compat.ENVIRONMENT_METHODS)
-compat.legacy_properties(Environment, compat.ENVIRONMENT_PROPERTIES)
 
 
 # --- environments of several turns
@@ -876,8 +820,7 @@ class MultiTurnEnv(Environment):
         completion = trajectory[-1].conversation()[len(state["prompt"]) :] if trajectory else empty
         if final is not None:
             completion = completion + normalize_messages(final, self.message_type)
-        state.record.completion = completion
-        return NOTHING
+        state["completion"] = completion
 
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's response."""
@@ -887,9 +830,7 @@ class MultiTurnEnv(Environment):
             return conversation
         conversation = state.record.transcript[-1].conversation()
         with Hook(state, "env_response", timing=None):
-            response = self.env_response(conversation[:], state)
-            if is_awaitable(response):
-                response = await response
+            response = await maybe_await(self.env_response(conversation[:], state))
             if isinstance(response, tuple):
                 response = _without_state(response, state)
             if response is None or state["final_env_response"] is not None:
@@ -906,52 +847,30 @@ class MultiTurnEnv(Environment):
 
     @stop(priority=100)
     def has_error(self, state: State) -> Any:
-        return NO if state.record.error is None else YES
+        return state.record.error is not None
 
     @stop
     def prompt_too_long(self, state: State) -> Any:
-        return YES if state["prompt_too_long"] else NO
+        return bool(state["prompt_too_long"])
 
     @stop
     def max_seq_len_reached(self, state: State) -> Any:
         if self.max_seq_len is None or not state.record.transcript or state["prompt_too_long"]:
-            return NO
-        return YES if _num_tokens(state) >= self.max_seq_len else NO
+            return False
+        return _num_tokens(state) >= self.max_seq_len
 
     @stop
     def max_turns_reached(self, state: State) -> Any:
-        return YES if 0 < self.max_turns <= len(state.record.transcript) else NO
+        return 0 < self.max_turns <= len(state.record.transcript)
 
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> Any:
         cap = self.max_total_completion_tokens
-        return YES if 0 < cap <= state.record.usage.get("output_tokens", 0) else NO
+        return 0 < cap <= state.record.usage.get("output_tokens", 0)
 
     @stop
     def has_final_env_response(self, state: State) -> Any:
-        return NO if state["final_env_response"] is None else YES
-
-    def _goes_on(self, state: State) -> bool:
-        """Whether none of the conditions above can hold: one call of every turn in place of six."""
-        return (
-            state.record.error is None
-            and state["final_env_response"] is None
-            and not state["prompt_too_long"]
-            and self.max_seq_len is None
-            and not 0 < self.max_turns <= len(state.record.transcript)
-            and not 0 < self.max_total_completion_tokens <= state.record.usage.get("output_tokens", 0)
-        )
-
-    for _condition in (
-        has_error,
-        prompt_too_long,
-        max_seq_len_reached,
-        max_turns_reached,
-        max_total_completion_tokens_reached,
-        has_final_env_response,
-    ):
-        _condition.excluded = _goes_on  # type: ignore[attr-defined]  # read by the loop
-    del _condition
+        return state["final_env_response"] is not None
 
 
 def num_turns(state: State) -> float:

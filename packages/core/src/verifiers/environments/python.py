@@ -31,7 +31,6 @@ from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import setup, stop
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import NO
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
@@ -150,7 +149,7 @@ class PythonEnv(SandboxEnv):
     @stop
     def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call; with code blocks, see ``no_code_block``."""
-        return super().no_tools_called(state) if state.get("code_from") != "blocks" else NO
+        return state.get("code_from") != "blocks" and super().no_tools_called(state)
 
     @stop
     def no_code_block(self, state: State) -> bool:

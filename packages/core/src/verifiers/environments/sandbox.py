@@ -29,9 +29,9 @@ from verifiers.errors import (
     UsageError,
     VerifiersError,
 )
-from verifiers.rollouts.author_code import cleanup, setup
+from verifiers.rollouts.author_code import cleanup, maybe_await, setup
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import NOTHING, PerLoop, maybe_await
+from verifiers.runtime.calls import PerLoop
 from verifiers.runtime.signatures import spell_out
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
 from verifiers.sandbox.opening import opening
@@ -229,11 +229,9 @@ class SandboxEnv(StatefulToolEnv):
 
     def sandbox_opened(self, sandbox: Sandbox, state: State) -> Any:
         """Called once with each sandbox that is opened for a rollout, such as to write files. Sync or async."""
-        return NOTHING
 
     def post_rollout(self, state: State) -> Any:
         """Called after the rollout, while its sandbox, if any, is still open. Sync or async."""
-        return NOTHING
 
     # --- the tool -----------------------------------------------------------------------------------------------
 

@@ -14,9 +14,8 @@ from typing import Any
 from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.tool import ToolEnv
 from verifiers.errors import EnvironmentFault, ToolCallError
-from verifiers.rollouts.author_code import fault, passes
+from verifiers.rollouts.author_code import fault, maybe_await, passes
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import maybe_await
 from verifiers.types import Messages, ToolCall
 
 

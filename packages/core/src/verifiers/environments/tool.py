@@ -18,17 +18,15 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Unpack
 
-from verifiers import compat
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
 from verifiers.environments.base import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
-from verifiers.rollouts.author_code import fault, passes, setup, stop
+from verifiers.rollouts.author_code import fault, maybe_await, passes, setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
-from verifiers.runtime.calls import NO, YES, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.worker_threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
@@ -155,7 +153,7 @@ class ToolEnv(MultiTurnEnv):
     @stop
     def no_tools_called(self, state: State) -> Any:
         """Stop when the last assistant message has no tool call."""
-        return YES if state["trajectory"] and not count_calls(state["trajectory"][-1]["completion"][-1:]) else NO
+        return bool(state["trajectory"]) and not count_calls(state["trajectory"][-1]["completion"][-1:])
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """Return the results of the tool calls of the last message, in their order."""
@@ -293,6 +291,3 @@ async def _together(work: Iterable[Coroutine[Any, Any, Message]]) -> list[Messag
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-compat.legacy_properties(ToolEnv, compat.TOOL_PROPERTIES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from verifiers.errors import InfraError, MalformedResponse
-from verifiers.runtime import calls
+from verifiers.rollouts import author_code
 
 T = TypeVar("T")
 NullContext = nullcontext
@@ -32,8 +32,8 @@ async def maybe_await(function: object, *args: object, **kwargs: object) -> Any:
     if not callable(function):
         if args or kwargs:
             raise TypeError(f"{type(function).__name__} is no function to call with arguments")
-        return await calls.maybe_await(function)
-    return await calls.maybe_await(function(*args, **kwargs))
+        return await author_code.maybe_await(function)
+    return await author_code.maybe_await(function(*args, **kwargs))
 
 
 async def maybe_call_with_named_args(function: Callable[..., Any], **kwargs: object) -> Any:

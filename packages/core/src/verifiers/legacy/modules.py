@@ -27,7 +27,11 @@ else:  # importlib.abc imports tempfile and shutil, which would be a third of ``
 
 ADAPTED = {
     "rubrics.rubric": "verifiers.legacy.scoring:adapt_rubrics",
+    "environments.base": "verifiers.legacy.classes:adapt_environments",
+    "environments.tool": "verifiers.legacy.classes:adapt_tool_environments",
     "environments.group_rubric": "verifiers.legacy.scoring:adapt_group_rubric",
+    "rollouts.state": "verifiers.legacy.awaited:finish_states",
+    "results.outputs": "verifiers.legacy.awaited:finish_results",
 }
 """Module -> the function that gives its classes their older forms; called with the module once it is imported."""
 PACKAGE = "verifiers"

@@ -13,9 +13,8 @@ from verifiers.environments.base import Environment
 from verifiers.legacy.usage import extract_usage_tokens
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.rows import state_to_output
-from verifiers.rollouts.author_code import decorated
+from verifiers.rollouts.author_code import decorated, maybe_await
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import maybe_await
 from verifiers.types import StopReason
 
 if TYPE_CHECKING:

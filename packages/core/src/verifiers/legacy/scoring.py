@@ -20,11 +20,14 @@ from verifiers import compat
 from verifiers.data.messages import field
 from verifiers.data.tool_schema import shortened
 from verifiers.errors import ConfigError, ScoringError
+from verifiers.legacy.awaited import Finished
+from verifiers.legacy.classes import add_methods, add_properties
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics.arguments import SINGULAR, rollout_value
 from verifiers.rubrics.rubric import Handler, Rubric
 from verifiers.rubrics.scoring import RolloutScore, RolloutScores, each, leave_unscored
-from verifiers.runtime.calls import Finished, blocking, dual, maybe_await
+from verifiers.runtime.calls import blocking, dual
 from verifiers.storage.identity import Free
 
 FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")
@@ -42,8 +45,8 @@ REPLACEABLE = ("score_rollout", "score_group", "score_rollouts", "cleanup")
 
 def adapt_rubrics(module: ModuleType) -> None:
     """Give ``Rubric`` its older methods and call forms, and adapt each subclass and object from now on."""
-    compat.legacy_methods(Rubric, compat.RUBRIC_METHODS)
-    compat.legacy_properties(Rubric, compat.RUBRIC_PROPERTIES)
+    add_methods(Rubric, compat.RUBRIC_METHODS)
+    add_properties(Rubric, compat.RUBRIC_PROPERTIES)
     _of_any_form(Rubric)
     setattr(Rubric, "__init_subclass__", classmethod(_adapt_class))  # noqa: B010  a method is assigned
     for name in ("score_rollouts", "cleanup"):

@@ -31,7 +31,6 @@ from verifiers.results.run_metadata import (
 )
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import Finished
 from verifiers.runtime.suggest import check_keywords
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ DATASET_COLUMNS = "example_id prompt completion answer task info reward average_
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
-class GenerateOutputs(Finished):
+class GenerateOutputs:
     """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
 
     Args:

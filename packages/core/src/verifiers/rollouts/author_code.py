@@ -20,10 +20,10 @@ import functools
 import inspect
 from collections.abc import Callable
 from time import perf_counter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from verifiers.errors import ConfigError, EnvironmentFault, RolloutError, RunError, UsageError
-from verifiers.runtime.calls import maybe_await
 from verifiers.types import AttributeDict
 
 if TYPE_CHECKING:
@@ -290,6 +290,20 @@ class Hook:
             raise fault(self.name, error) from error
         elif not isinstance(error, asyncio.CancelledError):  # keep the name, for the message of the time-out
             state.waiting_for = self.outer_wait
+
+
+async def maybe_await(value: Any) -> Any:
+    """The value, awaited when it is awaitable: author-supplied callables may be sync or async."""
+    return await value if is_awaitable(value) else value
+
+
+def is_awaitable(value: object) -> bool:
+    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous callables."""
+    kind = type(value)
+    return kind is CoroutineType or (kind not in _PLAIN and inspect.isawaitable(value))
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple))
 
 
 def passes(error: BaseException, stops_run: bool = False) -> bool:

@@ -5,7 +5,7 @@ turn; the failure is recorded on that state. Only cancellation and errors that c
 Clean-up handlers run exactly once and to completion, even when the rollout is cancelled.
 
 A rollout stops when a ``@stop`` method of the environment holds, checked by priority, then by name. ``is_completed``
-evaluates all of them; an override of it is one more condition of that name.
+asks all of them; an override of it is one more condition of that name.
 
 ``rubrics`` scores rollouts; ``runs`` retries, limits and stores them; ``author_code`` calls author code.
 """
@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
-import itertools
 import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +33,11 @@ from verifiers.rollouts.author_code import (
     extra_arguments,
     extra_parameters,
     fault,
+    maybe_await,
     passes,
 )
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.state import State
-from verifiers.runtime.calls import NO, Done, is_awaitable, started
 from verifiers.runtime.deadlines import Deadline
 from verifiers.types import StopReason, Tool
 
@@ -66,8 +64,7 @@ Condition = tuple[str, Callable[[RolloutEnvironment, State], Any]]
 async def generate(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
     """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
-    cls: Any = type(env)
-    conditions = conditions_in_loop(cls)
+    conditions = stop_conditions(type(env))
     state.record.timing["start_time"] = time.time()
     try:
         with _Limits(env, state, timeout_s) as limits:
@@ -91,69 +88,42 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 
 
 async def _take_turn(env: RolloutEnvironment, state: State, limits: _Limits) -> bool:
-    """Call the model once and record its response; True when ``get_prompt_messages`` gave the final response instead.
-
-    As three ``Hook`` blocks, at the cost of less than one: every turn of every rollout pays it.
-    """
-    hook, request_start, request_end, started = "get_prompt_messages", 0.0, 0.0, time.perf_counter()
-    try:
-        state.waiting_for = hook
-        messages = env.get_prompt_messages(state)
-        prompt = env.as_prompt(await messages if is_awaitable(messages) else messages)
-        if state["final_env_response"] is not None:
-            return True
-        limits.check()
-        hook, state.waiting_for, request_start = "get_model_response", "the model", time.perf_counter()
+    """Call the model once and record its response; True when the environment gave the final response instead."""
+    with Hook(state, "get_prompt_messages"):
+        prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
+    if state["final_env_response"] is not None:
+        return True
+    limits.check()
+    with Hook(state, "get_model_response", timing="model_ms", awaited="the model", stops_run=True):
         response = await env.get_model_response(state, prompt)
-        hook, request_end = "add_model_response", time.perf_counter()
-        state.waiting_for = hook
-        if is_awaitable(added := env.add_model_response(state, prompt, response)):
-            await added
-        state.waiting_for = None
-    except BaseException as error:
-        if limits.expired or passes(error, stops_run=hook == "get_model_response"):
-            raise
-        raise fault(hook, error) from error
-    finally:
-        times, ended = state.record.timing, time.perf_counter()
-        request_start = request_start or ended
-        request_end = request_end or ended
-        times["model_ms"] += 1000 * (request_end - request_start)
-        times["env_ms"] += 1000 * (request_start - started + ended - request_end)
+    with Hook(state, "add_model_response"):
+        await maybe_await(env.add_model_response(state, prompt, response))
     return False
 
 
 # --- stop conditions ------------------------------------------------------------------------------------------------
 
 
-def is_completed(env: Any, *args: Any, **named_arguments: Any) -> Any:
-    """Whether a stop condition holds: ``is_completed(state)``, or in the older form ``is_completed(messages, state)``.
+async def is_completed(env: RolloutEnvironment, state: State) -> bool:
+    """Whether a stop condition holds.
 
-    An override of this method is a condition; ``await super().is_completed(…)`` evaluates all others. The answer of
-    conditions that do not wait is also there without ``await``.
+    An override of this method is a condition; ``await super().is_completed(state)`` asks all others.
     """
-    state = named_arguments["state"] if "state" in named_arguments else args[-1]
-    return started(_other_condition_holds(env, state if isinstance(state, State) else State(state)))
-
-
-async def _other_condition_holds(env: RolloutEnvironment, state: State) -> bool:
-    cls: Any = type(env)
-    others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
+    others = [condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"]
     return await first_stop(env, state, others) is not None
 
 
-async def first_stop(env: RolloutEnvironment, state: State, conditions: list[Condition]) -> str | None:
+is_completed.asks_others = True  # type: ignore[attr-defined]  # an override lacks it, and is a condition
+
+
+async def first_stop(env: RolloutEnvironment, state: State, conditions: Iterable[Condition]) -> str | None:
     """The name of the first of these stop conditions that holds; None to continue."""
     name = ""
     try:
         for name, condition in conditions:
             holds = condition(env, state)
-            if holds is NO or holds is False:  # nearly all are
-                continue
-            if is_awaitable(holds):
-                holds = await holds
-            if holds:
-                return name or str(holds)
+            if holds is not False and await maybe_await(holds):  # nearly all are False
+                return name
     except BaseException as error:
         if passes(error):
             raise
@@ -168,37 +138,9 @@ def stop_conditions(cls: type) -> list[Condition]:
     """(name, function of environment and state) of the ``@stop`` methods, and of an overridden ``is_completed``."""
     conditions = [(options.priority, name, _of_state(method)) for name, method, options in decorated(cls, "stop")]
     override = getattr(cls, "is_completed", is_completed)
-    if override is not is_completed and not any(name == "is_completed" for _, name, _ in conditions):
-        function = functools.partial(_with_messages, override) if _takes_messages(override) else override
-        conditions.append((0, "is_completed", function))
+    if not hasattr(override, "asks_others") and not any(name == "is_completed" for _, name, _ in conditions):
+        conditions.append((0, "is_completed", override))
     return [(name, function) for _, name, function in sorted(conditions, key=lambda e: (-e[0], e[1]))]
-
-
-@functools.lru_cache(maxsize=1024)
-def conditions_in_loop(cls: type) -> list[Condition]:
-    """``stop_conditions``, where neighbours that can be excluded together are one without a name.
-
-    A condition may have a function ``excluded``, shared with others: while it is true of environment and state, none of
-    them holds. That of the built-in conditions makes one call of six.
-    """
-    grouped: list[Condition] = []
-    for excluded, members in itertools.groupby(stop_conditions(cls), lambda named: getattr(named[1], "excluded", None)):
-        several = list(members)
-        grouped += several if excluded is None else [("", functools.partial(_name_of_first, excluded, several))]
-    return grouped
-
-
-def _name_of_first(
-    excluded: Callable[[Any, State], bool], members: list[Condition], env: RolloutEnvironment, state: State
-) -> str | Done:
-    """The name of the first of these that holds; ``NO`` without one."""
-    if excluded(env, state):
-        return NO
-    for name, condition in members:
-        holds = condition(env, state)
-        if holds is not NO and holds:
-            return name
-    return NO
 
 
 def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State], Any]:
@@ -206,17 +148,6 @@ def _of_state(method: Callable[..., Any]) -> Callable[[RolloutEnvironment, State
     if not (extras := extra_parameters(method)):
         return method
     return lambda env, state: method(env, state, **extra_arguments(env, state, extras))
-
-
-def _takes_messages(override: Callable[..., Any]) -> bool:
-    """Whether an ``is_completed`` has the signature ``(self, messages, state)``, by any parameter names."""
-    positional = [p for p in inspect.signature(override).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD,)]
-    return len([p for p in positional[1:] if p.default is p.empty]) >= 2
-
-
-def _with_messages(override: Callable[..., Any], env: object, state: State) -> Any:
-    messages = state.record.transcript[-1].conversation() if state.record.transcript else state["prompt"][:]
-    return override(env, messages, state)
 
 
 # --- the two time limits --------------------------------------------------------------------------------------------
@@ -240,7 +171,7 @@ class _Limits(Deadline):
         """*Raises* the cancellation or the time-out that a hook swallowed."""
         if self.expired:
             raise TimeoutError
-        if self.is_cancelled:
+        if self.task is not None and self.task.cancelling():
             raise asyncio.CancelledError
 
     def __exit__(
@@ -289,10 +220,8 @@ async def set_up(env: RolloutEnvironment, state: State) -> None:
 
 async def _call_setup_state(env: RolloutEnvironment, state: State) -> None:
     with Hook(state, "setup_state", "setup_ms", stops_run=True):
-        updates = env.setup_state(state)
-        if updates is not state and is_awaitable(updates):  # a state can be awaited too
-            updates = await updates
-        if updates is not None and updates is not state and type(updates) is not Done:
+        updates = await maybe_await(env.setup_state(state))
+        if updates is not None and updates is not state:
             if not isinstance(updates, Mapping):
                 raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
             state.update(updates)
@@ -302,8 +231,7 @@ async def clean_up(env: RolloutEnvironment, state: State) -> None:
     """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
     state.waiting_for, started = "render_completion", time.perf_counter()
     try:
-        if is_awaitable(rendered := env.render_completion(state)):
-            await rendered
+        await maybe_await(env.render_completion(state))
     except BaseException as error:
         if passes(error) and not isinstance(error, RolloutError):
             raise

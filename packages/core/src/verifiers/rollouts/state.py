@@ -18,7 +18,6 @@ from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, role_rewa
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.views import View
-from verifiers.runtime.calls import Finished
 from verifiers.types import Response, StopReason
 
 __all__ = ["State", "Timing", "TrajectoryStep", "TrajectoryStepTokens"]
@@ -50,7 +49,7 @@ _OF_THE_RUN: Mapping[str, Any] = {
 """Reserved keys that the finished rollout lacks, with their defaults."""
 
 
-class State(View, Finished):
+class State(View):
     """Everything about one rollout, from its dataset row to its reward. Other keys belong to the author.
 
     The row's columns are at the top level, and ``state["input"]`` is the row itself. ``reward`` is

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rubrics import judging
 from verifiers.rubrics.judge_rubric import JudgeRubric, ScoreOptions
 from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, unreadable_gold, verified
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 

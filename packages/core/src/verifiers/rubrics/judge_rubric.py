@@ -22,10 +22,10 @@ from verifiers.clients.spending import check_metered
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, MissingKeyError, RunError, ScoringError
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rubrics import judging
 from verifiers.rubrics.arguments import RewardFunction
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import ModelRequest, Response, UserMessage
 

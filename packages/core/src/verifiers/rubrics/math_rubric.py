@@ -15,9 +15,9 @@ from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.parsers.think_parser import OPEN
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 

@@ -24,7 +24,8 @@ from verifiers.results.rows import RolloutOutput
 from verifiers.results.run_metadata import Measurements
 from verifiers.results.stored import StoredOutputs, measurements
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import NUM_COMPARED, Job, RunStore, no_key, other_than
+from verifiers.runs.plan import NUM_COMPARED, Job
+from verifiers.runs.store import RunStore, no_key, other_than
 
 READ_EVERY = 1_000
 """Rollouts stored after which they are indexed: the event loop waits for it, some 20 ms."""

@@ -23,7 +23,7 @@ from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers.runtime.values import FINITE, MinusOne, describe, fits, parts
 
 if TYPE_CHECKING:
-    from verifiers.runs.runner import Progress
+    from verifiers.runs.rollout import Progress
 
 
 class SamplingOptions(TypedDict, total=False):

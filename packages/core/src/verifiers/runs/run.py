@@ -35,26 +35,23 @@ from verifiers.errors import ConfigError, JournalError, RunError
 from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.results.comparison import Measured
 from verifiers.results.run_metadata import Measurements
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.runs.budget import SPENDING_NAME, check_limits, open_budget
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
-from verifiers.runs.runner import (
-    SERVED_MODELS,
+from verifiers.runs.plan import Pending, Plan, pending
+from verifiers.runs.rollout import (
     GenerateJob,
-    Pending,
-    Plan,
     Progress,
     RunContext,
     RunEnvironment,
-    Runner,
-    RunStore,
     generate_and_score,
     generate_job,
     groups_are_units,
-    is_large,
-    pending,
 )
+from verifiers.runs.runner import Runner
 from verifiers.runs.stopping import StoppingRule
-from verifiers.runtime.calls import maybe_await, num_positional
+from verifiers.runs.store import SERVED_MODELS, RunStore, is_large
+from verifiers.runtime.calls import num_positional
 from verifiers.runtime.gc import fewer_collections
 from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.worker_threads import workers
@@ -67,7 +64,6 @@ if TYPE_CHECKING:
 
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""
-__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_fewer"]
 
 
 async def evaluate(
@@ -439,9 +435,9 @@ class Run:
         progress = options.progress or Progress()
         progress.total = len(self.plan)
         progress.done = progress.resumed = self.num_resumed
-        async with self.generator(context) as generate_one:
+        async with job_generator(env, context, options) as generate_one:
             if context.score and not options.interleave_scoring:
-                from verifiers.runs.score_after import generate_then_score
+                from verifiers.runs.runner import generate_then_score
 
                 await generate_then_score(
                     env, context, store, list(work), limit, options.abort_after, progress, generate_one
@@ -459,10 +455,6 @@ class Run:
                 jobs = work if self.stopping is None else self.stopping.until_decided(work, store.rows)
                 await runner.run(jobs)
                 await self._tell_decision(store, progress)
-
-    def generator(self, context: RunContext) -> AbstractAsyncContextManager[GenerateJob]:
-        """The function that runs one job of this run."""
-        return job_generator(self.env, context, self.options)
 
     def _stopping_rule(self) -> StoppingRule | None:
         options = self.options

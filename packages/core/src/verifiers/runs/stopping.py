@@ -17,7 +17,7 @@ from verifiers.results.outputs import measured
 from verifiers.results.rows import RolloutOutput
 from verifiers.results.sequential import NUM_POINTS, ConfidenceSequence
 from verifiers.results.statistics import mean
-from verifiers.runs.runner import Job, Plan
+from verifiers.runs.plan import Job, Plan
 from verifiers.storage.directory import read_config
 
 MIN_STEPS = 10

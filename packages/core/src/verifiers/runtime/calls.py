@@ -15,9 +15,8 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from types import CoroutineType
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 Owner = TypeVar("Owner")
@@ -50,6 +49,7 @@ def either(
     def call(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T | Awaitable[T]:
         return dual(lambda: getattr(owner, method.__name__)(*args, **kwargs))
 
+    call.__name__ = method.__name__.removeprefix("a_")
     return call
 
 
@@ -63,6 +63,7 @@ def blocking_form(
         value: T = blocking(lambda: getattr(owner, method.__name__)(*args, **kwargs))
         return value
 
+    call.__name__ = f"{method.__name__.removeprefix('a_')}_sync"
     return call
 
 
@@ -155,20 +156,6 @@ def _loop_is_running() -> bool:
     return True
 
 
-# --- author code, sync or async
-
-
-async def maybe_await(value: Any) -> Any:
-    """The value, awaited when it is awaitable: author-supplied callables may be sync or async."""
-    return await value if is_awaitable(value) else value
-
-
-def is_awaitable(value: object) -> bool:
-    """As ``inspect.isawaitable``, but fast for coroutines, and for plain values of synchronous callables."""
-    kind = type(value)
-    return kind is CoroutineType or (kind not in _PLAIN and inspect.isawaitable(value))
-
-
 def num_positional(function: Callable[..., Any]) -> int:
     """How many positional arguments a function requires at most: older callbacks are told apart by it.
 
@@ -180,104 +167,6 @@ def num_positional(function: Callable[..., Any]) -> int:
     except (TypeError, ValueError):  # a callable without a readable signature
         return 0
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)])
-
-
-class Done:
-    """Return value of a synchronous hook that was a coroutine in older versions; awaiting it is optional.
-
-    Both ``await super().has_error(state)`` and ``super().has_error(state)`` work: it is as true as its value.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object = None):
-        self.value: Any = value
-
-    def __await__(self) -> Generator[None, None, Any]:
-        yield from ()
-        return self.value
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self.value == (other.value if isinstance(other, Done) else other))
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-NOTHING, YES, NO = Done(), Done(True), Done(False)
-"""No value; the two values of a condition that older code awaits."""
-_PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
-
-
-def started(work: Coroutine[Any, Any, T]) -> Done | Coroutine[Any, Any, T]:
-    """``Done`` of a coroutine that ends without waiting, else a coroutine that continues it.
-
-    For a method that is a coroutine and that older code calls without ``await``.
-    """
-    try:
-        awaited = work.send(None)
-    except StopIteration as end:
-        return Done(end.value)
-    return _continued(work, awaited)
-
-
-async def _continued(work: Coroutine[Any, Any, T], awaited: object) -> T:
-    result: T = await _Continued(work, awaited)
-    return result
-
-
-class _Continued:
-    """The rest of a coroutine that has yielded ``awaited``."""
-
-    __slots__ = ("_awaited", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, Any], awaited: object):
-        self._work, self._awaited = work, awaited
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        awaited = self._awaited
-        while True:
-            try:
-                sent = yield awaited
-            except BaseException as error:  # noqa: BLE001  a cancellation: passed into the coroutine that waits
-                step = functools.partial(self._work.throw, error)
-            else:
-                step = functools.partial(self._work.send, sent)
-            try:
-                awaited = step()
-            except StopIteration as end:
-                return end.value
-
-
-class Finished:
-    """What a blocking call returns is also a coroutine that has ended: ``asyncio.run(env.evaluate(…))`` works."""
-
-    __slots__ = ()
-
-    def send(self, value: object) -> NoReturn:
-        raise StopIteration(self)
-
-    def throw(self, *error: Any) -> NoReturn:
-        raise error[1] if len(error) > 1 and error[1] is not None else error[0]
-
-    def close(self) -> None:
-        """Nothing: it has ended."""
-
-    def __await__(self) -> Generator[None, None, Any]:
-        yield from ()
-        return self
-
-
-class FinishedTuple(tuple[Any, ...], Finished):
-    """A tuple as ``Finished``."""
-
-    __slots__ = ()
 
 
 # --- one resource per loop

@@ -61,11 +61,6 @@ class Deadline:
             raise TimeoutError from error
         return None
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the task has been cancelled, by this limit or otherwise."""
-        return self.task is not None and self.task.cancelling() > 0
-
     def expire(self) -> None:
         """Cancel the task because the limit has passed."""
         self.expired = True

@@ -11,6 +11,7 @@ No model is needed. ``run_rollout_sync`` generates a rollout as a run does, with
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import DatasetError
 from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.runs.rollout import scored_rollout
 from verifiers.runtime.calls import blocking
 from verifiers.types import AssistantMessage, Messages, Response
 
@@ -67,11 +69,5 @@ def run_rollout_sync(env: Environment, client: ClientLike, row: Mapping[str, Any
         if not len(table):
             raise DatasetError("the environment has no rows; give row={'question': …, 'answer': …}")
         row = table[0].row
-    given = row
-
-    async def generate() -> State:
-        model = getattr(client, "model", None) or "scripted"
-        state: State = await env.run_rollout(given, client, model, score=True)
-        return state
-
-    return blocking(generate)
+    work = functools.partial(scored_rollout, env, row, client, getattr(client, "model", None) or "scripted")
+    return blocking(work)

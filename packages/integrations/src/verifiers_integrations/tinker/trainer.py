@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, RunMismatch
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers_integrations.tinker.client import TINKER, TinkerClient
 from verifiers_integrations.tinker.data import datum, ratio_stats
 from verifiers_integrations.tinker.settings import TinkerConfig

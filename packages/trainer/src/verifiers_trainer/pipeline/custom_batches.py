@@ -23,7 +23,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.rollouts.transcript import Transcript
 from verifiers.rollouts.turn import Turn
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline import curriculum, rewards, subclass_hooks
 from verifiers_trainer.pipeline.curriculum import RewardWeights

@@ -34,16 +34,9 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import GenerateJob, Progress, RunContext, RunEnvironment, generate_and_score, generate_group
 from verifiers.runs.run import job_generator
-from verifiers.runs.runner import (
-    GenerateJob,
-    Job,
-    Progress,
-    RunContext,
-    RunEnvironment,
-    generate_and_score,
-    generate_group,
-)
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of

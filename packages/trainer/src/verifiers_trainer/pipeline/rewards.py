@@ -13,9 +13,9 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import weighted
-from verifiers.runtime.calls import maybe_await
 from verifiers_trainer.pipeline import subclass_hooks
 
 _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_rollouts", default=None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from verifiers.data.examples import Example
-from verifiers.runs.runner import numbered
+from verifiers.runs.plan import numbered
 from verifiers_trainer.algorithm.batch import Group
 
 SOLVED_SHARE = 0.9

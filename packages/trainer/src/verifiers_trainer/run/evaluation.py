@@ -16,7 +16,7 @@ from verifiers.data.messages import normalize_messages
 from verifiers.results import GenerateOutputs
 from verifiers.results.run_metadata import total_usage
 from verifiers.results.statistics import draws
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers.runtime.calls import blocking
 from verifiers.types import ModelRequest
 from verifiers_trainer.engines.policy_client import PolicyClient

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.runs.runner import RunContext
+from verifiers.runs.rollout import RunContext
 from verifiers_trainer.engines.inference import open_engine, training_client
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.run.context import TrainingRun

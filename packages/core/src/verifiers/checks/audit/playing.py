@@ -21,7 +21,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import OverlongPromptError
 from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import SUCCESS
-from verifiers.runs.runner import Job, RunContext, generate_and_score, score_together
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import RunContext, generate_and_score, score_together
 from verifiers.testing.replies import last_user_text, to_message
 from verifiers.types import ModelRequest, Response, Usage
 

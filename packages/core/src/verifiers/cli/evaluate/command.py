@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from verifiers.cli.evaluate.planning import Prepared
     from verifiers.cli.evaluate.summary import Report
     from verifiers.results.outputs import GenerateOutputs
-    from verifiers.runs.runner import Progress
+    from verifiers.runs.rollout import Progress
 
 INTERRUPTED = 130
 
@@ -149,7 +149,7 @@ class _Command:
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
         """One run; a ``RunError`` is reported and the next run starts."""
-        from verifiers.runs.runner import Progress
+        from verifiers.runs.rollout import Progress
 
         progress = Progress()
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from verifiers.cli.common.interrupt import watched
 from verifiers.errors import ConfigError
 from verifiers.results.texts import duration
-from verifiers.runs.runner import Progress
+from verifiers.runs.rollout import Progress
 from verifiers.runtime.redaction import redacted_text
 from verifiers.runtime.terminal import escape_control
 

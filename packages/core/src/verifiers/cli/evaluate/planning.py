@@ -22,7 +22,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runs.budget import check_limits
 from verifiers.runs.options import check_sampling, parse
-from verifiers.runs.run import Plan, Run, check_before_run, warn_of_fewer
+from verifiers.runs.plan import Plan
+from verifiers.runs.run import Run, check_before_run, warn_of_fewer
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.terminal import escape_control
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path

@@ -19,11 +19,10 @@ from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook, cleanup, passes
+from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Messages

@@ -24,10 +24,9 @@ from verifiers.data.messages import message_text
 from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.errors import ConfigError, InfraError
-from verifiers.rollouts.author_code import cleanup, passes
+from verifiers.rollouts.author_code import cleanup, maybe_await, passes
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free
 from verifiers.types import Message, Messages, Tool, ToolMessage, UserMessage

@@ -21,9 +21,9 @@ from verifiers.environments.integrations import extras
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser
+from verifiers.rollouts.author_code import maybe_await
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.runtime.worker_threads import call_in_thread

@@ -26,10 +26,9 @@ from verifiers.environments.integrations.episodes import episode_rows, opened, s
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity
-from verifiers.rollouts.author_code import Hook, cleanup
+from verifiers.rollouts.author_code import Hook, cleanup, maybe_await
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.runtime.calls import maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.worker_threads import call_in_thread

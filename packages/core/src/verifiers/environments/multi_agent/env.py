@@ -19,9 +19,8 @@ from verifiers.clients.resolve import as_client
 from verifiers.data.messages import message_text, normalize_chat
 from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
-from verifiers.rollouts.author_code import Hook, setup, stop
+from verifiers.rollouts.author_code import Hook, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.runtime.calls import NOTHING, maybe_await
 from verifiers.runtime.signatures import spell_out
 from verifiers.types import Message, Messages, Response, SystemMessage, UserMessage
 
@@ -115,7 +114,6 @@ class MultiAgentEnv(MultiTurnEnv):
 
     def after_turn(self, state: State, role: str, message: Message) -> Any:
         """Called with the reply of ``role``, after it was recorded. Sync or async."""
-        return NOTHING
 
     # --- one rollout ----------------------------------------------------------------------------------------------
 
@@ -196,7 +194,6 @@ class MultiAgentEnv(MultiTurnEnv):
         state["completion"] = replies + (normalize_chat(final) if final is not None else [])
         for step in state["trajectory"]:
             step.settle()
-        return NOTHING
 
 
 def role_of(step: TrajectoryStep) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.errors import RunError
 from verifiers.rollouts.contract import LoadedFrom
-from verifiers.runs.runner import Job
+from verifiers.runs.plan import Job
 from verifiers.types import ModelRequest, Response
 
 

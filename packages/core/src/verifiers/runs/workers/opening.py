@@ -11,7 +11,7 @@ from typing import Any
 from verifiers.clients.protocol import shows_tools
 from verifiers.errors import ConfigError
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import GenerateJob, RunContext, RunEnvironment
+from verifiers.runs.rollout import GenerateJob, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
 from verifiers.runs.workers.messages import Setup
 from verifiers.runs.workers.pool import WorkerPool

@@ -23,7 +23,8 @@ from verifiers.errors import RunError, WorkerLost
 from verifiers.rollouts.loop import conclude
 from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import leave_unscored
-from verifiers.runs.runner import Job, RunContext, RunEnvironment
+from verifiers.runs.plan import Job
+from verifiers.runs.rollout import RunContext, RunEnvironment
 from verifiers.runs.workers.channels import Channel, OpenChannel
 from verifiers.runs.workers.messages import (
     CallModel,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.runner import RunContext, RunEnvironment, generate_and_score
+from verifiers.runs.rollout import RunContext, RunEnvironment, generate_and_score
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     CallModel,

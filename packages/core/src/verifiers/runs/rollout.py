@@ -1,0 +1,382 @@
+"""One rollout of a run, or the siblings of one example: generated, tried again, and scored.
+
+``generate_and_score`` returns a state, failed or not; its failure is recorded there. ``runner`` runs many of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from verifiers.clients.resolve import client_for
+from verifiers.data.examples import Example, RowFormat, Table, copy_row, examples_from
+from verifiers.errors import (
+    ModelError,
+    RolloutTimeout,
+    RunError,
+)
+from verifiers.rollouts.author_code import Hook, ends_the_run
+from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
+from verifiers.rollouts.loop import conclude, current_run, generate
+from verifiers.rollouts.state import State
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.scoring import leave_unscored, measure, scoring_error
+from verifiers.storage.identity import EnvironmentParts
+from verifiers.types import StopReason
+
+if TYPE_CHECKING:
+    from verifiers.clients.protocol import ClientLike, ModelLike
+from verifiers.runs.plan import Job
+
+Slot = AbstractAsyncContextManager[Any]
+HEX_DIGITS = "0123456789abcdef"
+
+
+class RunEnvironment(RolloutEnvironment, EnvironmentParts, Protocol):
+    """What a run needs of an environment beside the loop: data, rubric and identity."""
+
+    sampling_args: dict[str, Any]
+    rubric: Rubric
+    monitor_rubric: Rubric
+    """Metrics of every rollout beside the rubric's."""
+    row_format: RowFormat
+    score_rollouts: bool
+    pass_threshold: float | None
+    max_workers: int | None
+    loaded_from: LoadedFrom | None
+    """How another process loads it; None when it was constructed directly."""
+    changes: dict[str, Any]
+    """Settings changed since it was loaded."""
+
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check, before the first rollout, that nothing is missing that these examples need. *Raises* ConfigError."""
+        ...
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning, unless it was logged for this environment before."""
+        ...
+
+    @property
+    def train_table(self) -> Table | None: ...
+
+    @property
+    def eval_table(self) -> Table: ...
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the author wrote ``rollout``, which then runs in place of the loop."""
+        ...
+
+    def for_row(self, row: Mapping[str, Any]) -> RunEnvironment: ...
+
+    async def init_state(
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+    ) -> State: ...
+
+    def rollout(self, *args: Any, **keywords: Any) -> Any: ...
+
+    def set_kwargs(self, **settings: object) -> None: ...
+
+
+# --- what the rollouts of a run share
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run, for displays. Only durable rollouts are counted."""
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    reward_sum: float = 0.0
+    rewards: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    output_tokens: int = 0
+    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
+    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    last_done: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, state: State) -> None:
+        self.done += 1
+        self.last_done = time.monotonic()
+        self.output_tokens += state["usage"].get("output_tokens", 0)
+        reward = state["reward"]
+        if reward is not None and reward == reward:
+            self.reward_sum += reward
+            self.rewards += 1
+        if state["error"] is not None:
+            self.errors[type(state["error"]).__name__] += 1
+
+
+@dataclass(slots=True)
+class RunControl:
+    """The mutable part of a run."""
+
+    is_over: bool = False
+    """The run has returned or is stopping; no model call may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all rollouts of a run share: the client and the common limits. Only ``control`` changes."""
+
+    client: Any
+    model: str
+    sampling_args: Mapping[str, Any] = field(default_factory=dict)
+    score: bool = True
+    independent_scoring: bool = False
+    require_tokens: bool = False
+    seed: int | None = None
+    rollout_timeout_s: float | None = 3600.0
+    max_retries: int = 0
+    progress: Progress | None = None
+    generation_slot: Slot = field(default_factory=nullcontext)
+    scoring_slot: Slot = field(default_factory=nullcontext)
+    tool_slot: Slot = field(default_factory=nullcontext)
+    given_client: Any = None
+    """The client as the caller passed it, for ``state["client"]``; None = ``client``."""
+    is_cached: bool = False
+    """Whether replies come from a cache, for which every request says which sample it is."""
+    control: RunControl = field(default_factory=RunControl)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has returned or is stopping."""
+        return self.control.is_over
+
+    def check_open(self) -> None:
+        """*Raises* RunError when the run is over."""
+        if self.control.is_over:
+            raise RunError("the run is over: a hook that outlived it requested another completion")
+
+    def sample_of(self, state: State) -> str:
+        """Which sample of its prompt the state's next turn is: number of the equal row, sibling and turn."""
+        return f"{state.seed_key.lstrip(HEX_DIGITS)}:{len(state['trajectory'])}"
+
+    def seed_of(self, state: State) -> int | None:
+        """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
+        if self.seed is None:
+            return None
+        key = f"{self.seed}:{state.seed_key}:{len(state['trajectory'])}"
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") & 0x7FFFFFFF
+
+
+async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
+    """Run one rollout and score it individually; its failure is recorded on the state."""
+    state = await generate_job(env, job, context)
+    await score(env, state, context)
+    return state
+
+
+async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
+    """Run one rollout without scoring it; its failure is recorded on the state.
+
+    A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the attempts are counted.
+    (The client has already retried model calls.)
+    """
+    for attempt in range(1, context.max_retries + 2):
+        state = await _generate_once(env, job, context)
+        state.attempts = attempt
+        error = state["error"]
+        if error is None or not error.retryable or isinstance(error, ModelError):
+            break
+    return state
+
+
+async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> State:
+    row = copy_row(job.example.row)
+    state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
+    state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
+    if context.progress is not None:
+        context.progress.running[job.position] = (time.monotonic(), state)
+    row_env = env.for_row(row)
+    if row_env.has_own_loop:
+        return await _generate_own_loop(row_env, row, state, context)
+    return await generate(row_env, state, context.rollout_timeout_s)
+
+
+async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+    """Call an author's ``rollout()``; return ``state`` with the error when it fails."""
+    token, started = current_run.set((context, state.seed_key)), time.perf_counter()
+    limit_s = context.rollout_timeout_s
+    try:
+        async with asyncio.timeout(limit_s) as scope:
+            with Hook(state, "rollout", timing=None):
+                result = await env.rollout(row, state["client"], context.model, context.sampling_args)
+                if not isinstance(result, State):
+                    raise TypeError(f"it returned {type(result).__name__}, not a State")
+        result.run, result.seed_key = context, state.seed_key
+        state = result
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        if scope.expired():
+            text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
+            error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
+        state["stop_condition"] = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
+        state["error"] = error
+    finally:
+        current_run.reset(token)
+    conclude(state, started)
+    return state
+
+
+async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
+    """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is off."""
+    if context.score:
+        state.waiting_for = "scoring"
+        try:
+            async with context.scoring_slot:
+                await env.rubric.score_individual(state)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            _mark_unscored([state], error)
+        state.waiting_for = None
+    else:
+        leave_unscored([state])
+    ran = env.for_row(state)
+    await measure(ran.monitor_rubric.functions, state, ran.logger)
+    timing = state["timing"]
+    timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
+    timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
+
+
+# --- the rollouts of one example
+
+
+GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
+"""Returns the finished state of a job, failed or not."""
+
+
+async def generate_group(
+    env: RunEnvironment, jobs: list[Job], context: RunContext, generate: GenerateJob = generate_and_score
+) -> list[State]:
+    """Run all siblings of one example concurrently with ``generate``, score the group and set advantages.
+
+    When one of them raises (a ``RunError``), the others are cancelled and awaited first.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(generate(env, job, context)) for job in jobs]
+    except BaseExceptionGroup as failures:
+        raise _first_leaf(failures) from failures
+    states = [task.result() for task in tasks]
+    await score_together(env, states, context)
+    return states
+
+
+def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
+    """Compute group scores and advantages of finished siblings."""
+    if not context.score:
+        return
+    try:
+        async with context.scoring_slot:
+            await env.rubric.score_group_stage(states)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        _mark_unscored(states, error)
+
+
+def groups_are_units(rubric: Rubric) -> bool:
+    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
+    return rubric.has_group_rewards or rubric.has_advantages
+
+
+def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
+    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are unknown."""
+    failure = scoring_error(error, "the rubric")
+    for state in states:
+        state["reward"] = math.nan
+        state["error"] = state["error"] or failure
+
+
+# --- single rollouts and groups, without plan and disk
+
+
+async def single_rollout(
+    env: RunEnvironment,
+    input: Mapping[str, Any],
+    client: ClientLike | None = None,
+    model: ModelLike | None = None,
+    sampling_args: Mapping[str, Any] | None = None,
+) -> State:
+    """Run one rollout of the row ``input`` without scoring it."""
+    row = copy_row(examples_from([input], env.row_format)[0].row)
+    async with client_for(client, model) as (resolved, name):
+        state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
+        if state.run is not None:  # called by an author's rollout() inside a run, which has its time limit
+            return await generate(env, state)
+        state.run = RunContext(resolved, name, given_client=client)
+        return await generate(env, state, state.run.rollout_timeout_s)
+
+
+async def scored_rollout(
+    env: RunEnvironment,
+    row: Mapping[str, Any],
+    client: ClientLike | None,
+    model: ModelLike | None,
+    sampling_args: Mapping[str, Any] | None = None,
+    **limits: Any,
+) -> State:
+    """Run and score one rollout; its failure is recorded on the state. ``limits``: further fields of ``RunContext``."""
+    async with _single_run(env, client, model, sampling_args, **limits) as context:
+        state = await generate_and_score(env, _jobs(env, [row])[0], context)
+        if env.rubric.has_group_rewards:
+            await score_together(env, [state], context)
+            state["advantage"] = None
+        else:
+            await env.rubric.run_cleanup([state])
+    return state
+
+
+async def scored_group(
+    env: RunEnvironment,
+    rows: Sequence[Mapping[str, Any]],
+    client: ClientLike | None,
+    model: ModelLike | None,
+    sampling_args: Mapping[str, Any] | None = None,
+    **limits: Any,
+) -> list[State]:
+    """Run and score siblings of one example, with advantages; otherwise as ``scored_rollout``."""
+    async with _single_run(env, client, model, sampling_args, **limits) as context:
+        return await generate_group(env, _jobs(env, rows), context)
+
+
+@asynccontextmanager
+async def _single_run(
+    env: RunEnvironment,
+    client: ClientLike | None,
+    model: ModelLike | None,
+    sampling_args: Mapping[str, Any] | None,
+    score: bool = True,
+    **limits: Any,
+) -> AsyncIterator[RunContext]:
+    async with client_for(client, model) as (resolved, name):
+        score = score and env.score_rollouts
+        yield RunContext(resolved, name, sampling_args or {}, score=score, given_client=client, **limits)
+
+
+def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
+    examples = examples_from(list(rows), env.row_format)
+    return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
