@@ -52,7 +52,7 @@ OFFENDERS = {
 """File -> calls that hide which module of the project is meant. None may be added."""
 LARGE = {
     "verifiers/data/examples.py": 728,
-    "verifiers/environments/base.py": 896,
+    "verifiers/environments/base.py": 751,
     "verifiers/results/index.py": 536,
     "verifiers/runs/run.py": 572,
     "verifiers/storage/identity.py": 754,

@@ -417,7 +417,7 @@ def test_code_of_another_python_is_not_compared():
 
 def test_a_run_of_a_class_that_has_moved_since_is_resumed():
     now = {"env_class": f"{vf.MultiTurnEnv.__module__}.{vf.MultiTurnEnv.__qualname__}"}
-    before = {"env_class": "verifiers.environments.multi_turn.MultiTurnEnv"}
+    before = {"env_class": "verifiers.environments.base.MultiTurnEnv"}
     assert now != before
     assert resume_differences(before, now) == {}
     assert list(resume_differences(before, {"env_class": "mine.MultiTurnEnv"})) == ["env_class"]

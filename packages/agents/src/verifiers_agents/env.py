@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
-from verifiers.environments.base import ConversationOptions, MultiTurnEnv
+from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import cleanup, maybe_await, setup
 from verifiers.rollouts.state import State

@@ -24,7 +24,7 @@ from verifiers.clients.dialects import DIALECTS
 from verifiers.clients.payload import MAX_TOKENS_ALIASES
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import message_text, normalize_chat
-from verifiers.environments.base import MultiTurnEnv
+from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import AgentError, ConfigError, ModelError, OverlongPromptError, SandboxLimit
 from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep

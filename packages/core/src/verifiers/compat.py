@@ -37,7 +37,7 @@ METRICS = {"correct_answer_reward_func": "correct_answer"}
 """Metric names of older files, renamed on reading."""
 
 ENVIRONMENT_CLASSES = {
-    "verifiers.environments.multi_turn.MultiTurnEnv": "verifiers.environments.base.MultiTurnEnv",
+    "verifiers.environments.base.MultiTurnEnv": "verifiers.environments.multi_turn.MultiTurnEnv",
     "verifiers.environments.agents.env.AgentEnv": "verifiers_agents.env.AgentEnv",
     "verifiers.environments.harbor.env.HarborEnv": "verifiers_agents.harbor.env.HarborEnv",
 }
@@ -164,7 +164,7 @@ MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
     "envs.environment": "verifiers.environments.base",
     "envs.singleturn_env": "verifiers.environments.single_turn",
-    "envs.multiturn_env": "verifiers.environments.base",
+    "envs.multiturn_env": "verifiers.environments.multi_turn",
     "envs.tool_env": "verifiers.environments.tool",
     "envs.stateful_tool_env": "verifiers.environments.stateful_tool",
     "envs.env_group": "verifiers.environments.group verifiers.environments.group_rubric",

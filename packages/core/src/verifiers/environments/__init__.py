@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verifiers.environments.base import Environment, MultiTurnEnv
+    from verifiers.environments.base import Environment
     from verifiers.environments.group import EnvGroup
+    from verifiers.environments.multi_turn import MultiTurnEnv
     from verifiers.environments.python import PythonEnv
     from verifiers.environments.sandbox import SandboxEnv
     from verifiers.environments.single_turn import SingleTurnEnv
@@ -29,7 +30,7 @@ __all__ = [
 _LAZY = {
     "EnvGroup": "group",
     "Environment": "base",
-    "MultiTurnEnv": "base",
+    "MultiTurnEnv": "multi_turn",
     "PythonEnv": "python",
     "SandboxEnv": "sandbox",
     "SingleTurnEnv": "single_turn",

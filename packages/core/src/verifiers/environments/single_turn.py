@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from verifiers.environments.base import ConversationOptions, MultiTurnEnv
+from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out

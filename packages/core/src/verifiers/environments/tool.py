@@ -21,7 +21,7 @@ from typing import Any, Unpack
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
-from verifiers.environments.base import ConversationOptions, MultiTurnEnv
+from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
 from verifiers.rollouts.author_code import fault, maybe_await, passes, setup, stop

@@ -33,8 +33,7 @@ def adapt_environments(module: Any) -> None:
         adapt(cls)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
-    for cls in (base, module.MultiTurnEnv):
-        adapt(cls)
+    adapt(base)
 
 
 def adapt_tool_environments(module: Any) -> None:

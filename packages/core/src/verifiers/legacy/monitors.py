@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verifiers.environments.base import num_turns
+from verifiers.environments.multi_turn import num_turns
 from verifiers.environments.sandbox import SandboxUse, sandbox_ready_wait_time
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric

@@ -76,7 +76,6 @@ MOVED: dict[str, str] = {
     "environments.harbor.grading": "verifiers_agents.harbor.grading",
     "environments.harbor.images": "verifiers_agents.harbor.images",
     "environments.harbor.task": "verifiers_agents.harbor.task",
-    "environments.multi_turn": "environments.base",
     "environments.running": "environments.base",
     "environments.stopping": "rollouts.loop",
     "example_datasets": "data.example_sets",

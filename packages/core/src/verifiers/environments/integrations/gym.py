@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.data.messages import message_text
-from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, cleanup, maybe_await, passes
 from verifiers.rollouts.state import State, TrajectoryStep

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import aiohttp
 
 from verifiers.data.messages import message_text
-from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError, InfraError
 from verifiers.rollouts.author_code import cleanup, maybe_await, passes
 from verifiers.rollouts.state import State, TrajectoryStep

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 from verifiers.clients.protocol import Client, ClientLike
 from verifiers.clients.resolve import as_client
 from verifiers.data.messages import message_text, normalize_chat
-from verifiers.environments.base import MultiTurnEnv, MultiTurnOptions
+from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, maybe_await, setup, stop
 from verifiers.rollouts.state import State, TrajectoryStep
