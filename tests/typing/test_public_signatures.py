@@ -15,7 +15,7 @@ from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.environments.base import EnvironmentOptions
 from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runs.options import COUNTS, EvaluateOptions, GenerateOptions, RunOptions, SamplingOptions
-from verifiers.runs.runner import Progress
+from verifiers.runs.rollout import Progress
 
 
 def stub_of(package):
