@@ -96,7 +96,7 @@ def test_the_place_of_a_failure_is_the_line_of_the_authors_function(function, li
     results = env.evaluate(ScriptedClient("x"), "m")
     place = f"{function.__name__} (test_reward_faults.py:{function.__code__.co_firstlineno + line})"
     assert results["errors"][0].where == place
-    assert results["states"][0].rollout().cause == f"{cause} in {place}"
+    assert results["states"][0].rollout().error.cause_and_place == f"{cause} in {place}"
 
 
 def test_a_reward_of_the_wrong_kind_is_unknown_and_names_its_function():
