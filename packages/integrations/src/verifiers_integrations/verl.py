@@ -63,7 +63,7 @@ _warned: set[str] = set()
 def environment(env_id: str, env_args: str) -> Environment:
     """Load the environment of a worker, once per id and arguments."""
     env = load_environment(env_id, **json.loads(env_args))
-    if env.rubric.plan().group:
+    if any(function.is_group for function in env.rubric.plan().functions):
         raise ConfigError(f"the rubric of {env_id} compares siblings, but verl runs each rollout separately")
     return env
 

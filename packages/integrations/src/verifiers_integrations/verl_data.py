@@ -49,7 +49,7 @@ def export_dataset(
         if tasks:
             rows = [_row(task, name, arguments, split) for task in tasks]
             pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    names = json.dumps([function.name for function in env.rubric.plan().individual])
+    names = json.dumps([function.name for function in env.rubric.plan().functions if not function.is_group])
     loop = f"- name: {NAME}\n  _target_: {MODULE}.VerifiersAgentLoop\n  metrics: {names}\n"
     (folder / "agent_loop.yaml").write_text(loop, encoding="utf-8")
     return folder

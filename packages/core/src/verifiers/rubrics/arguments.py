@@ -192,7 +192,8 @@ class ArgumentResolver:
         provided = self.provided.get(id(rubric), {})
         if isinstance(provided, ScoringError):
             raise provided
-        columns = self.columns()
+        every_column = dict.fromkeys(column for state in self.states for column in state.input_columns)
+        columns = [column for column in every_column if column not in SINGULAR]
         names: Collection[str] = function.required + function.optional
         if function.takes_all:
             names = dict.fromkeys((*self.core_names, *rubric.class_objects, "parser", *provided, *columns))
@@ -220,9 +221,6 @@ class ArgumentResolver:
     def column(self, name: str) -> Any:
         return self.states[0][name]
 
-    def columns(self) -> Sequence[str]:
-        return self.states[0].input_columns
-
 
 class GroupArgumentResolver(ArgumentResolver):
     """Arguments for group functions: lists in group order."""
@@ -235,10 +233,6 @@ class GroupArgumentResolver(ArgumentResolver):
 
     def column(self, name: str) -> Any:
         return [state.get(name) for state in self.states]
-
-    def columns(self) -> Sequence[str]:
-        names = dict.fromkeys(name for state in self.states for name in state.input_columns)
-        return [name for name in names if name not in SINGULAR]
 
 
 def rollout_value(state: State, name: str) -> Any:

@@ -359,8 +359,9 @@ class Rubric(Identified):
     async def score_rollout(self, state: State, score_sem: Semaphore | None = None) -> RolloutScore:
         """Score one rollout in place. *Raises* ConfigError when a function scores whole groups."""
         plan = self.plan()
-        for f in plan.group:
-            raise ConfigError(f"{f.name!r} scores whole groups; call score_group(states)", function=f.name)
+        for f in plan.functions:
+            if f.is_group:
+                raise ConfigError(f"{f.name!r} scores whole groups; call score_group(states)", function=f.name)
         try:
             async with score_sem or nullcontext():
                 await score(plan, state)

@@ -34,7 +34,7 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.rubrics.arguments import ArgumentResolver, GroupArgumentResolver, RewardFunction
-from verifiers.runtime.processes import ProcessPool, process_pool
+from verifiers.runtime.processes import process_pool
 from verifiers.runtime.worker_threads import Raised, call_in_thread, workers
 from verifiers.types import AttributeDict
 
@@ -58,14 +58,6 @@ class Plan:
     success: str | None
     """Name of the function whose value is also the metric ``success``."""
 
-    @property
-    def individual(self) -> list[RewardFunction]:
-        return [function for function in self.functions if not function.is_group]
-
-    @property
-    def group(self) -> list[RewardFunction]:
-        return [function for function in self.functions if function.is_group]
-
 
 # --- the two functions
 
@@ -73,14 +65,14 @@ class Plan:
 async def score(plan: Plan, state: State) -> None:
     """Write the metrics of the individual functions; without group functions also the final reward."""
     started = perf_counter()
-    functions = plan.individual
+    functions = [function for function in plan.functions if not function.is_group]
     rollout = state.record
     if isinstance(rollout.error, ScoringError):  # from an earlier scoring pass, whose result is replaced
         rollout.error = None
     if not can_be_scored(rollout):
         rollout.metrics.update((function.name, NAN) for function in functions)
     elif functions:
-        resolver = ArgumentResolver([state], _processes(functions))
+        resolver = ArgumentResolver([state])
         await _provide(functions, resolver, state)
         if plan.parallel:
             await each(_run([function], resolver) for function in functions)
@@ -95,11 +87,11 @@ async def score(plan: Plan, state: State) -> None:
 async def score_group(plan: Plan, states: Sequence[State]) -> None:
     """Run the group functions, then set the rewards that depend on them and the advantages."""
     started = perf_counter()
-    if functions := plan.group:
+    if functions := [function for function in plan.functions if function.is_group]:
         for state in states:
             state.record.metrics.update((function.name, NAN) for function in functions)
         if alive := [state for state in states if can_be_scored(state.record)]:
-            resolver = GroupArgumentResolver(alive, _processes(functions))
+            resolver = GroupArgumentResolver(alive)
             await _provide(functions, resolver, alive)
             for function in functions:
                 await _run([function], resolver)
@@ -139,7 +131,9 @@ async def measure(functions: Sequence[RewardFunction], state: State, logger: log
     for function in functions:
         try:
             value = function(resolver)
-            value = finite_value(await value if inspect.isawaitable(value) else value, function.name)
+            value = value_or_error(await value if inspect.isawaitable(value) else value, function.name)
+            if isinstance(value, ScoringError):
+                raise value
         except Exception as error:  # noqa: BLE001 - must not fail the rollout
             logger.warning("monitor metric %s failed: %s", function.name, error)
             value = NAN
@@ -213,11 +207,6 @@ def _batches(functions: Sequence[RewardFunction]) -> Iterator[list[RewardFunctio
             yield list(batch)
 
 
-def _processes(functions: Sequence[RewardFunction]) -> ProcessPool | None:
-    """The worker processes of the running loop, if one of the functions is isolated."""
-    return process_pool() if any(function.isolated for function in functions) else None
-
-
 async def _run(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -> None:
     for function, values in zip(batch, await _values(batch, resolver), strict=True):
         for state, value in zip(resolver.states, values, strict=True):
@@ -236,7 +225,7 @@ async def _values(batch: Sequence[RewardFunction], resolver: ArgumentResolver) -
         elif function.is_group:
             outcomes[index] = _values_of_group(outcome, len(resolver.states), function.name)
         else:
-            outcomes[index] = [_value_or_error(outcome, function.name)]
+            outcomes[index] = [value_or_error(outcome, function.name)]
     return outcomes
 
 
@@ -253,7 +242,9 @@ async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started
 
 
 async def _provide(functions: Sequence[RewardFunction], resolver: ArgumentResolver, subject: object) -> None:
-    """Call the object providers of the functions' rubrics with the rollout or the group."""
+    """Give the resolver worker processes if a function is isolated, and the objects of the rubrics' providers."""
+    if any(function.isolated for function in functions):
+        resolver.processes = process_pool()
     attribute = "group_score_object_providers" if functions[0].is_group else "score_object_providers"
     for rubric in {id(function.rubric): function.rubric for function in functions}.values():
         objects: dict[str, Any] = {}
@@ -290,26 +281,21 @@ async def each(coroutines: Iterable[Awaitable[object]]) -> None:
 # --- values
 
 
-def finite_value(value: object, name: str) -> float:
-    """The value as a float. *Raises* ScoringError when it is not a finite number."""
+def value_or_error(value: object, name: str) -> float | ScoringError:
+    """The value of a function as a float; the error unless it is a finite number."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float)):
-        raise ScoringError(f"reward function {name!r} returned {_short_repr(value)}; return a number", function=name)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ScoringError(f"reward function {name!r} returned {number}, which is not finite", function=name)
-    return number
-
-
-def _value_or_error(value: object, name: str) -> float | ScoringError:
-    try:
-        return finite_value(value, name)
-    except ScoringError as error:
-        return error
+        problem = f"{_short_repr(value)}; return a number"
+    else:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+        problem = f"{number}, which is not finite"
+    return ScoringError(f"reward function {name!r} returned {problem}", function=name)
 
 
 def _values_of_group(values: object, size: int, name: str) -> Sequence[float | ScoringError]:
@@ -321,7 +307,7 @@ def _values_of_group(values: object, size: int, name: str) -> Sequence[float | S
     elif len(values) != size:
         problem = f"returned {len(values)} values for a group of {size}"
     else:
-        return [_value_or_error(value, name) for value in values]
+        return [value_or_error(value, name) for value in values]
     return [ScoringError(f"group function {name!r} {problem}", function=name)] * size
 
 
