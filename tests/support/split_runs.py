@@ -15,6 +15,8 @@ from support import ranks_work
 from support.ranks_work import group
 from support.split import as_launched, digest, share_of, train
 from support.training import metrics_of, rows, small_config, small_policy, small_trainer, toy_env
+from verifiers.rollouts.transcript import Transcript
+from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
@@ -58,7 +60,10 @@ OF_ANOTHER_RUN = -1
 
 
 def of_version(given: Group, version: int) -> Group:
-    rollouts = [replace(r, turns=tuple(replace(t, version=version) for t in r.turns)) for r in given.rollouts]
+    def again(turn: Turn) -> Turn:
+        return Turn(turn.prompt_ids, turn.completion_ids, turn.sampler_logprobs, version)
+
+    rollouts = [replace(r, transcript=Transcript(map(again, r.turns))) for r in given.rollouts]
     return replace(given, rollouts=tuple(rollouts))
 
 
