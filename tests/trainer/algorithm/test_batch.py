@@ -12,9 +12,11 @@ from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import TrajectoryStep
 from verifiers.rollouts.turn import Turn
 from verifiers.types import ResponseTokens
-from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, reward_histogram
+from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.settings.config import RLConfig
 
 

@@ -11,7 +11,9 @@ from support.pipeline import pipeline_config
 from support.training import letter_tasks, metrics_of, pair, run, small_policy, small_trainer
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
-from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, rollout_stats
+from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.algorithm.group import apply_length_rules
+from verifiers_trainer.algorithm.statistics import rollout_stats
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
 

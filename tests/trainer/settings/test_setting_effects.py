@@ -30,7 +30,8 @@ from verifiers.checks.audit.report import RowProfile
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.turn import Turn
-from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build
+from verifiers_trainer.algorithm.batch import Group, build
+from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.losses import LossInput
 from verifiers_trainer.policy import checkpoint_files, loading, preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer

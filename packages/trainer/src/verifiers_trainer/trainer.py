@@ -441,22 +441,19 @@ class RLTrainer(HFLoop):
         In every step, because an environment may change how it samples at any time.
         """
         if self.checks_sampler and meter.num_current:
-            dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
             on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
+            dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
             sanity_checks.test_ratio(meter, self.args, dtype, on_server)
 
     def _check_next_batch(self, step: Step) -> None:
-        """Compare on a rollout of the next batch if older weights sampled every token of this step's.
+        """Compare on a rollout of the next batch, on rank 0, if older weights sampled every token of this step's.
 
-        Costs a forward pass over one rollout, on rank 0. Not for a split policy, whose ranks compute together.
+        Not for a split policy, whose ranks compute together.
         """
         if not self.checks_sampler or step.meter.num_current or self.batches is None or self.splits:
             return
-        meter = RatioMeter(self.policy_version)
-        for packed in sanity_checks.sampled_whole(self.batches.snapshot().ready, self.policy_version, self.args):
-            row = packed.to_tensors(self.args.device)
-            with torch.no_grad():
-                meter.add(self.model(**forward_arguments(row)).logprobs, row["sampler_logprobs"], None, row)
+        groups = self.batches.snapshot().ready
+        meter = sanity_checks.compared_on(self.model, groups, self.policy_version, self.args)
         self._check_sampler(meter)
         summary = meter.summary()
         step.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}

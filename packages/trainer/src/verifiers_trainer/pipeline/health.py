@@ -17,7 +17,8 @@ import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers.rollouts.rollout import Rollout
-from verifiers_trainer.algorithm.batch import Group, TrainBatch, reward_histogram
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.settings.config import RLConfig
 

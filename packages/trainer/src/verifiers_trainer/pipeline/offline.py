@@ -38,14 +38,10 @@ from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
 from verifiers.types import Messages
 from verifiers_trainer.algorithm.advantages import minus
-from verifiers_trainer.algorithm.batch import (
-    Group,
-    TrainBatch,
-    apply_length_rules,
-    build,
-    reward_histogram,
-)
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
+from verifiers_trainer.algorithm.group import apply_length_rules
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, is_overlong
+from verifiers_trainer.algorithm.statistics import reward_histogram
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.batch_rules import UNCOMPARED

@@ -17,7 +17,7 @@ from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers.rollouts.turn import Turn
 from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
-from verifiers_trainer.algorithm.packing import PackedRow, pack
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments, pack
 from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.engines.embedded.threads import threads_for
 from verifiers_trainer.policy.checkpoint_files import write_json
@@ -95,7 +95,17 @@ def non_finite(key: str, rows: Sequence[PackedRow], step: int, folder: Path) -> 
     )
 
 
-def sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
+def compared_on(model: torch.nn.Module, groups: Sequence[Group], version: int, config: RLConfig) -> RatioMeter:
+    """Measure the first rollout that ``version`` sampled whole, by a forward pass; empty without such a rollout."""
+    meter = RatioMeter(version)
+    for packed in _sampled_whole(groups, version, config):
+        row = packed.to_tensors(config.device)
+        with torch.no_grad():
+            meter.add(model(**forward_arguments(row)).logprobs, row["sampler_logprobs"], None, row)
+    return meter
+
+
+def _sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
     """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages are 1."""
     for group in sorted(groups, key=lambda group: group.index):
         for rollout in group.rollouts:
