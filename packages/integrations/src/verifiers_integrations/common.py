@@ -1,8 +1,8 @@
 """Shared code of the adapters: token samples of a rollout, replacement of unknown rewards, rows, offline groups.
 
-All adapters merge turns as the trainer does (``samples``) and treat unknown rewards alike: with siblings available an
-unknown reward becomes the mean of the known ones, otherwise 0.0; in both cases all its tokens are masked and
-``vf_unscored`` is 1. This module depends on no peer.
+All adapters merge turns as the trainer does (``transcript.branches``) and treat unknown rewards alike: with siblings
+available an unknown reward becomes the mean of the known ones, otherwise 0.0; in both cases all its tokens are
+masked and ``vf_unscored`` is 1. This module depends on no peer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from verifiers.errors import ConfigError
 from verifiers.results.rows import output_to_state
 from verifiers.rollouts.rollout import Rollout
 from verifiers.rollouts.state import State
+from verifiers.rollouts.transcript import Branch, branches
 from verifiers.runs.rollout import scored_rollout
 from verifiers.types import Message, Messages, ModelRequest, Response
 from verifiers_integrations.offline import offline_groups
 from verifiers_integrations.token_client import TokenClient
 from verifiers_integrations.trajectories import read_trajectories
-from verifiers_trainer.algorithm.samples import Sample, merge_turns
 
 __all__ = [
     "ExportSample",
@@ -92,8 +92,8 @@ def export_samples(rollout: Mapping[str, Any], temperature: float | None = None)
     if temperature is None:
         sampling = rollout.get("sampling_args") or {}
         temperature = float(sampling.get("temperature") or 1.0)
-    samples = merge_turns(record_of(rollout).turns)
-    return [_export_sample(sample, temperature, sample is samples[-1]) for sample in samples]
+    merged = [branch for branch in branches(record_of(rollout).turns) if branch.sampled.any()]
+    return [_export_sample(branch, temperature, branch is merged[-1]) for branch in merged]
 
 
 def record_of(rollout: Mapping[str, Any]) -> Rollout:
@@ -102,14 +102,15 @@ def record_of(rollout: Mapping[str, Any]) -> Rollout:
     return state.rollout()
 
 
-def _export_sample(sample: Sample, temperature: float, is_last: bool) -> ExportSample:
-    start = int(np.argmax(sample.loss_mask))
+def _export_sample(branch: Branch, temperature: float, is_last: bool) -> ExportSample:
+    start = int(np.argmax(branch.sampled))
+    assert branch.sampler_logprobs is not None  # a server that returns ids returns them too
     return ExportSample(
-        sample.token_ids[:start].tolist(),
-        sample.token_ids[start:].tolist(),
-        sample.loss_mask[start:].astype(int).tolist(),
-        sample.sampler_logprobs[start:].tolist(),
-        sample.versions[start:].tolist(),
+        branch.token_ids[:start].tolist(),
+        branch.token_ids[start:].tolist(),
+        branch.sampled[start:].astype(int).tolist(),
+        branch.sampler_logprobs[start:].tolist(),
+        branch.versions[start:].tolist(),
         temperature,
         is_last,
     )
