@@ -44,10 +44,6 @@ NAMED_BY_DATA = {
 OFFENDERS = {
     "verifiers/cli/evaluate/models.py": 1,
     "verifiers/clients/protocol.py": 1,
-    "verifiers/results/outputs.py": 1,
-    "verifiers/results/rows.py": 1,
-    "verifiers/rollouts/rollout.py": 1,
-    "verifiers/rollouts/state.py": 1,
 }
 """File -> calls that hide which module of the project is meant. None may be added."""
 LARGE = {

@@ -66,9 +66,6 @@ RUBRIC_METHODS = {
 RUBRIC_PROPERTIES = {"reward_funcs": "funcs", "reward_weights": "weights"}
 """Older names of attributes of rubrics, which may be assigned."""
 
-RESULTS_OF_COLUMNS = "verifiers.legacy.columns:results_of_columns"
-"""Reads the arguments of ``GenerateOutputs`` when they are columns."""
-
 TEMPLATE_CLIENT = ("verifiers.legacy.template_client", "TemplateClient")
 """Base of a subclass of ``Client`` that defines no ``complete``: module, class."""
 
@@ -99,12 +96,6 @@ TOOL_PROPERTIES = {"tool_monitor_rubric": "verifiers.legacy.monitors:tool_monito
 """Likewise of tool environments."""
 TIMES = {name: f"{name}_ms" for name in ("setup", "generation", "scoring", "model", "env", "total", "overhead")}
 """Names below a rollout's timing whose values were seconds, most of them spans -> the present key, in milliseconds."""
-SECONDS_OF = "verifiers.legacy.timing:seconds_of"
-"""Reads them."""
-FLAT_TIMING = "verifiers.legacy.timing:flat_timing"
-"""The timing of a saved row of an older version."""
-USAGE_TRACKER = "verifiers.legacy.usage:StateUsageTracker"
-"""``state["usage_tracker"]``."""
 
 ENDPOINT_KEYS = {
     "url": "api_base_url",
@@ -229,7 +220,9 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     },
     "runtime.calls": {name: f"verifiers.rollouts.author_code:{name}" for name in ("maybe_await", "is_awaitable")},
     "types": {
-        "RolloutTiming": "verifiers.rollouts.state:Timing",
+        "Rollout": "verifiers.rollouts.rollout:Rollout",
+        "RolloutTiming": "verifiers.rollouts.rollout:Timing",
+        "Turn": "verifiers.rollouts.turn:Turn",
         "EndpointClientConfig": "verifiers.clients:ClientConfig",
         "ImageUrlSource": "verifiers.types:AttributeDict",
         "InputAudioSource": "verifiers.types:AttributeDict",

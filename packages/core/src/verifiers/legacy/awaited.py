@@ -11,6 +11,8 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
+from verifiers.legacy.usage import StateUsageTracker
+
 T = TypeVar("T")
 
 
@@ -97,13 +99,21 @@ class FinishedTuple(tuple[Any, ...], Finished):
 
 
 def finish_states(module: Any) -> None:
-    """Give states the methods of ``Finished``."""
+    """Give states the methods of ``Finished``, and their older keys."""
     _make_finished(module.State)
+    module.State.OLDER = {"usage_tracker": lambda state: StateUsageTracker(state.record.usage)}
 
 
 def finish_results(module: Any) -> None:
-    """Give results the methods of ``Finished``."""
+    """Give results the methods of ``Finished``, and a constructor that takes columns."""
     _make_finished(module.GenerateOutputs)
+
+    def of_columns(*arguments: Any) -> Any:
+        from verifiers.legacy.columns import results_of_columns  # late: it imports the results
+
+        return results_of_columns(*arguments)
+
+    module.GenerateOutputs.of_columns = staticmethod(of_columns)
 
 
 def _make_finished(cls: type) -> None:

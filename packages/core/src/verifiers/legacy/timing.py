@@ -28,6 +28,28 @@ class Span:
         return self.duration
 
 
+def adapt_timing(module: Any) -> None:
+    """Times are also read by their older names."""
+    module.Timing.__missing__ = _missing
+
+
+def adapt_rows(module: Any) -> None:
+    """Rows of older versions have their times in other places."""
+    present = module.saved_times
+
+    def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
+        times: Mapping[str, float] = present(row)
+        return times if times and times.keys().isdisjoint(TIMES) else flat_timing(row)
+
+    module.saved_times = saved_times
+
+
+def _missing(timing: Any, key: str) -> Any:
+    if key in TIMES:
+        return seconds_of(timing, TIMES[key], key)
+    raise KeyError(key)
+
+
 def seconds_of(timing: Mapping[str, float], key: str, name: str) -> Any:
     """A time in milliseconds as the span, or the sum, of that older name."""
     seconds = timing[key] / 1000

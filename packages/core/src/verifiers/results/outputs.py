@@ -111,12 +111,17 @@ class GenerateOutputs:
         states: Sequence[State] | None = None,
         **columns: object,
     ):
-        if outputs is None or columns:  # an older form: prompt=[…], completion=[…], …
-            outputs, metadata, states = compat.load(compat.RESULTS_OF_COLUMNS)(outputs, metadata, states, columns)
+        if outputs is None or columns:
+            outputs, metadata, states = self.of_columns(outputs, metadata, states, columns)
         self.outputs: list[RolloutOutput] = list(outputs)
         self.metadata = GenerateMetadata.of(self.outputs) if metadata is None else metadata
         self._states = None if states is None else list(states)
         self._columns: dict[str, Any] = {}
+
+    @staticmethod
+    def of_columns(*arguments: object) -> Any:
+        """The arguments of the constructor from columns, an older form; ``legacy`` sets it."""
+        raise TypeError("GenerateOutputs takes a list of rollouts")
 
     @overload
     def __getitem__(self, name: Literal["rewards", "reward", "advantages", "advantage"]) -> list[float]: ...

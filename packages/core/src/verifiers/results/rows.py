@@ -127,14 +127,16 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
             output[name] = normalize_messages(output[name])
     if output["error"] is not None:
         output["error"] = ErrorInfo.of(output["error"])
-    timing = output["timing"]
-    if not timing or not timing.keys().isdisjoint(compat.TIMES):
-        timing = compat.load(compat.FLAT_TIMING)(row)
-    output["timing"] = times_of(timing)
+    output["timing"] = times_of(saved_times(row))
     output["info"] = {} if output["info"] is None else output["info"]
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = transcript_of(output)
     return _with_flat_metrics(output)
+
+
+def saved_times(row: Mapping[str, Any]) -> Mapping[str, float]:
+    """The times of a saved rollout; ``legacy`` reads those of older versions too."""
+    return row.get("timing") or {}
 
 
 def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verifiers import compat
 from verifiers.data.messages import normalize_messages
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.transcript import Transcript
@@ -49,11 +48,6 @@ class Timing(AttributeDict):
 
     def __init__(self, **times: float):
         dict.__init__(self, self._ZERO, **times)
-
-    def __missing__(self, key: str) -> Any:
-        if key in compat.TIMES:
-            return compat.load(compat.SECONDS_OF)(self, compat.TIMES[key], key)
-        raise KeyError(key)
 
 
 @dataclass(slots=True)

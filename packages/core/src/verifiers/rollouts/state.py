@@ -8,11 +8,10 @@ finished record, which travels without the author's keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from verifiers import compat
 from verifiers.rollouts.error_info import ErrorInfo
 from verifiers.rollouts.rollout import INPUT_COLUMNS, Rollout, Timing, role_rewards_of
 from verifiers.rollouts.steps import TrajectoryStep, TrajectoryStepTokens
@@ -78,6 +77,8 @@ class State(View):
 
     INPUT_FIELDS = tuple(INPUT_COLUMNS)
     COMPUTED = frozenset(("id", "turn", "responses"))
+    OLDER: Mapping[str, Callable[[State], Any]] = {}
+    """Keys of older versions -> how they are computed; filled by ``legacy``."""
     RESERVED = COMPUTED | _ATTRIBUTES.keys() | _OF_THE_RUN.keys() | {"input", "oai_tools"}
     """Reserved keys; a column of such a name is read through ``state["input"]``."""
 
@@ -148,8 +149,8 @@ class State(View):
                 return [step["response"] for step in self.record.transcript]
             case "timed_out":
                 return self.record.stop == StopReason.TIMEOUT
-            case "usage_tracker":
-                return compat.load(compat.USAGE_TRACKER)(self.record.usage)
+        if key in self.OLDER:
+            return self.OLDER[key](self)
         raise KeyError(key)
 
     def write(self, key: str, value: Any) -> bool:
