@@ -254,7 +254,7 @@ def workflow_class(base: type) -> type:
             vf_env: Environment,
             sampling_args: Mapping[str, Any] | None = None,
             max_retries: int = 0,
-            **options: Any,
+            **options: object,
         ):
             super().__init__(rollout_engine=rollout_engine, **options)
             self.engine, self.vf_env = rollout_engine, vf_env

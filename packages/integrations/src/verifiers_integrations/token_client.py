@@ -188,7 +188,7 @@ class TokenClient:
         response = await self.complete(request)
         return ChatCompletion.model_validate(completion_body(response, True, RETURNED))
 
-    async def _create_text(self, *, prompt: str, model: str = "", **args: Any) -> Any:
+    async def _create_text(self, *, prompt: str, model: str = "", **args: object) -> Any:
         from openai.types import Completion
 
         args.pop("extra_headers", None)

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import json
 import signal
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from verifiers.cli.common.command import SCHEMA, Call, SmallCommand, one_word
 from verifiers.errors import ConfigError
 from verifiers.runtime.installed import part
+
+if TYPE_CHECKING:
+    from aiohttp.web import Application
 
 ABOUT = """Serve an environment to clients of OpenEnv: the client that steps a session is its model.
 
@@ -25,6 +29,15 @@ Sessions run at the same time, each with a rollout of its own. There is no authe
   vf-serve-env reverse-text --wire zmq --port 5000
   vf-serve-env wordle -a '{"num_eval_examples": 50}' --port 8001 --max-sessions 16
 """
+
+
+class Server(Protocol):
+    """What a server of the package verifiers-integrations has; ``app`` or ``serve``, after its wire."""
+
+    name: str
+    max_sessions: int
+    app: Callable[[], Application]
+    serve: Callable[[Callable[[str], None], asyncio.Event], Awaitable[None]]
 
 
 def run(call: Call) -> None:
@@ -48,7 +61,7 @@ def run(call: Call) -> None:
         asyncio.run(_serve(call, server_class(env, max_sessions), host, port))
 
 
-async def _serve(call: Call, server: Any, host: str, port: int) -> None:
+async def _serve(call: Call, server: Server, host: str, port: int) -> None:
     from aiohttp import web
 
     ended = _ended()
@@ -67,7 +80,7 @@ async def _serve(call: Call, server: Any, host: str, port: int) -> None:
         await runner.cleanup()
 
 
-async def _serve_zmq(call: Call, server: Any) -> None:
+async def _serve_zmq(call: Call, server: Server) -> None:
     await server.serve(lambda address: _announce(call, server, address, f"EnvClient({address!r})"), _ended())
 
 
@@ -79,7 +92,7 @@ def _ended() -> asyncio.Event:
     return ended
 
 
-def _announce(call: Call, server: Any, address: str, client: str) -> None:
+def _announce(call: Call, server: Server, address: str, client: str) -> None:
     if call.json:  # print it now: the command ends with Ctrl-C
         print(json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": address, "error": None}), file=call.out)
         call.json = False

@@ -18,12 +18,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, ToolCallError, ToolParseError
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.terminal import escape_control
 from verifiers.types import Tool
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Function names that every provider accepts."""
@@ -338,7 +341,7 @@ def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
     return plain
 
 
-def _complaints(error: Any) -> str:
+def _complaints(error: ValidationError) -> str:
     """Format validation errors for the model, ``'n': input should be a valid integer``, with bounded length."""
     complaints = []
     for entry in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
