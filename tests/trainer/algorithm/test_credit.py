@@ -185,6 +185,39 @@ def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_pat
     assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {1.0}  # what it wrote
 
 
+class Steps:
+    """A game of three moves that are worth 1, 0 and 2."""
+
+    def reset(self, seed=None):
+        self.moves = 0
+        return "go", {}
+
+    def step(self, action):
+        self.moves += 1
+        return "go", (1.0, 0.0, 2.0)[self.moves - 1], self.moves == 3, False, {}
+
+
+@pytest.mark.parametrize(("gamma", "expected"), [(1.0, [3, 2, 2]), (0.0, [1, 0, 2])])
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_rewards_of_turns_whose_sum_is_the_reward_count_once(gamma, expected, weight):
+    pytest.importorskip("gymnasium", reason="the extra 'gym'")
+    from verifiers.environments.integrations.gym import GymEnv, sum_step_rewards
+
+    rubric = vf.Rubric([sum_step_rewards, lambda completion: 1.0], [weight, 0.25])
+    env = GymEnv(Steps, action_parser=str, num_train_episodes=1, num_eval_episodes=1, rubric=rubric)
+    results = env.evaluate(ScriptedClient("x", tokens=True), "m", num_examples=1, keep_states=True)
+    played = results["states"][0].rollout()
+    group = Group(0, 0, (played,), weights={"sum_step_rewards": weight})
+    (siblings,) = group.siblings(config(credit="turn", gamma=gamma))
+    (returns,) = siblings.returns(gamma)
+    beside = [0.25, 0.25, 0.25] if gamma else [0, 0, 0.25]  # of the other function, at the last turn
+    assert returns.tolist() == (weight * np.array(expected) + beside).tolist()
+
+    played.turn_sum = ""  # the fault: the sum is added to the last turn as well
+    (doubled,) = group.siblings(config(credit="turn", gamma=gamma))
+    assert doubled.returns(gamma)[0].tolist() != returns.tolist()
+
+
 # --- a spread for each function ---------------------------------------------------------------------------------
 
 

@@ -79,6 +79,9 @@ class Rollout:
     role_rewards: dict[str, float] = field(default_factory=dict)
     """The reward of each role that took a turn to train, NaN when unknown; empty where roles have
     none of their own."""
+    turn_sum: str = ""
+    """The metric of the reward that is the sum of its turns' rewards, so that credit per turn
+    counts them once; empty without one."""
     id: str = ""
     model: str = ""
     sampling_args: Any = None
@@ -136,6 +139,7 @@ class Rollout:
             is_truncated=StopReason.truncates(self.stop) or any(t.is_truncated for t in turns),
             advantage=None,
             role_rewards={},
+            turn_sum="",
         )
 
     # --- JSON
@@ -164,8 +168,9 @@ class Rollout:
 
     def to_json(self) -> dict[str, Any]:
         """The rollout with its turns, for ``runtime.json.encode_row``; NaN becomes null."""
+        further = {"role_rewards": self.role_rewards, "turn_sum": self.turn_sum}
         saved = self.fields() | {"trajectory": self.transcript.to_json()}
-        return saved | {"role_rewards": self.role_rewards} if self.role_rewards else saved
+        return saved | {name: value for name, value in further.items() if value}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Rollout:
@@ -190,6 +195,7 @@ class Rollout:
             completion=normalize_messages(completion) if isinstance(completion, list) else completion,
             advantage=saved.get("advantage"),
             role_rewards={k: number(v) for k, v in (saved.get("role_rewards") or {}).items()},
+            turn_sum=saved.get("turn_sum") or "",
             tool_defs=saved.get("tool_defs"),
             is_completed=bool(saved.get("is_completed")),
             timing=times_of(saved.get("timing") or {}),

@@ -58,6 +58,12 @@ class Plan:
     success: str | None
     """Name of the function whose value is also the metric ``success``."""
 
+    @property
+    def turn_sum(self) -> str:
+        """Name of the weighted function that adds up the rewards of the turns (``sums_turns``); "" without one."""
+        sums = (f.name for f in self.functions if getattr(f.function, "sums_turns", False) and f.name in self.weights)
+        return next(sums, "")
+
 
 # --- the two functions
 
@@ -146,6 +152,7 @@ def _conclude(plan: Plan, rollout: Rollout) -> None:
     The reward is NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown.
     """
     is_scored = can_be_scored(rollout)
+    rollout.turn_sum = plan.turn_sum
     _set_reward(rollout, weighted(plan.weights, rollout.metrics) if plan.weights and is_scored else NAN)
     if plan.success is None or plan.success == SUCCESS:
         return

@@ -42,7 +42,7 @@ def apply_length_rules(rollout: Rollout, settings: GroupSettings) -> Rollout:
     if settings.overlong == "drop" and is_overlong(rollout.turns, settings.max_seq_len, settings.max_completion_len):
         return replace(rollout, reward=math.nan)
     if settings.zero_truncated_completions and rollout.is_truncated and rollout.error is None:
-        return replace(rollout, reward=0.0)
+        return replace(rollout, reward=0.0, turn_sum="")
     return rollout
 
 
@@ -126,18 +126,28 @@ class Group:
         members = [n for n, rollout in enumerate(self.rollouts) if not role or role in rollout.role_rewards]
         rollouts = tuple(self.rollouts[n].of_role(role) if role else self.rollouts[n] for n in members)
         part = replace(self, rollouts=rollouts, weights={role: 1.0} if role else self.weights)
-        turn_rewards = [
-            np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
-            for rollout in (rollouts if settings.credit == "turn" else ())
-        ]
+        values, turn_rewards = part.values(settings.advantage), []
+        if settings.credit == "turn":
+            turn_rewards = [self._turn_rewards(rollout) for rollout in rollouts]
+            values = values - np.array([self._of_turns(rollout) for rollout in rollouts])
         return Siblings(
-            part.values(settings.advantage),
+            values,
             np.array([rollout.num_sampled for rollout in rollouts], np.float64),
             turn_rewards,
             np.array(list(part.weights.values())) if settings.advantage == "gdpo" else None,
             role=role,
             members=members,
         )
+
+    def _turn_rewards(self, rollout: Rollout) -> np.ndarray:
+        """The environment's rewards of a rollout's turns [turns], as they weigh in its reward."""
+        rewards = np.array(rollout.turn_rewards or [0.0] * len(rollout.turns), np.float64)
+        return rewards * self.weights.get(rollout.turn_sum, 1.0)
+
+    def _of_turns(self, rollout: Rollout) -> float:
+        """The part of a rollout's reward that is the sum of its turns' rewards."""
+        weight = self.weights.get(rollout.turn_sum, 1.0)
+        return weight * rollout.metrics[rollout.turn_sum] if rollout.turn_sum else 0.0
 
     @property
     def oldest_version(self) -> int | None:

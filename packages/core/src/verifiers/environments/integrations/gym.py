@@ -36,6 +36,9 @@ def sum_step_rewards(state: State) -> float:
     return sum((step["reward"] or 0.0 for step in state["trajectory"]), 0.0)
 
 
+sum_step_rewards.sums_turns = True  # type: ignore[attr-defined]  # read by the plan of a rubric
+
+
 class EpisodicSumRubric(Rubric):
     """A rubric with the sum of the step rewards as a reward function, in addition to those passed."""
 

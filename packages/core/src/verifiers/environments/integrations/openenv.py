@@ -47,6 +47,9 @@ def sum_of_given_rewards(state: State) -> float:
     return float(sum(rewards))
 
 
+sum_of_given_rewards.sums_turns = True  # type: ignore[attr-defined]  # read by the plan of a rubric
+
+
 class ActionRefused(ValueError):
     """The server does not take an action."""
 
