@@ -46,7 +46,7 @@ def test_every_prompt_and_right_answer_fit(name):
     answer, (_, tokenizer) = tagged_answers(env), get_model_and_tokenizer("builtin:tiny")
     for row in (e.row for table in (env.train_table, env.eval_table) for e in list(table)[:300]):
         (turn,) = text_turns(row["prompt"], answer(row), None, tokenizer)
-        prompt_ids, answer_ids, _ = turn.arrays()
+        prompt_ids, answer_ids = turn.prompt_ids, turn.completion_ids
         assert len(answer_ids) - 1 <= training["max_tokens"]  # the template's newline after the end token is none
         assert len(prompt_ids) + training["max_tokens"] <= training["max_seq_len"]
         assert tokenizer.unk_token_id not in (*prompt_ids, *answer_ids)

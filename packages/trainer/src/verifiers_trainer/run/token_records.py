@@ -53,6 +53,8 @@ def _policy_logprobs(
 ) -> dict[int, dict[str, np.ndarray]]:
     """Sample -> ``policy_logprobs`` and, where the batch has them, ``old_logprobs``; float32, of its last tokens."""
     known: dict[int, dict[str, np.ndarray]] = {}
+    if not row_logprobs:  # an update without a trained token computes no row
+        return known
     for row, logprobs in zip(batch.rows_R[rank], row_logprobs, strict=True):
         spans = [span for span in sample_spans(row) if span[0] in needed]
         if not spans:
