@@ -27,7 +27,7 @@ def learner(tmp_path_factory):
     settings = {"max_steps": 4, "num_iterations": 2, "learning_rate": 0.05, "max_tokens": 12, "log_completions": True}
     trainer = small_trainer(folder / "learner", **settings)
     run(trainer)
-    trainer.recorder.record_dropped(5, trainer.recorder.batch.groups, {})
+    trainer.recorder.record_dropped(5, trainer.newest.batch.groups, {})
     return folder
 
 

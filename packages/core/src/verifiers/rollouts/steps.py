@@ -43,13 +43,13 @@ class TrajectoryStepTokens(View):
         self,
         prompt_ids: npt.ArrayLike = (),
         completion_ids: npt.ArrayLike = (),
-        completion_logprobs: Any = (),
+        completion_logprobs: npt.ArrayLike = (),
         version: int | npt.ArrayLike = -1,
         is_truncated: bool = False,
         overlong_prompt: bool = False,
         previous: TrajectoryStepTokens | None = None,
-        prompt_mask: Any = None,
-        completion_mask: Any = None,
+        prompt_mask: object = None,
+        completion_mask: object = None,
         **fields: object,
     ):
         self._fill()

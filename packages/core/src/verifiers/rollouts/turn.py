@@ -109,14 +109,14 @@ class Turn:
         self,
         prompt_ids: npt.ArrayLike,
         completion_ids: npt.ArrayLike,
-        sampler_logprobs: Any,
+        sampler_logprobs: npt.ArrayLike,
         version: int | npt.ArrayLike = -1,
         previous: Turn | None = None,
     ) -> None:
         """Store the tokens; ``previous`` is the turn whose tokens the prompt may begin with."""
         self.set_prompt_ids(np.asarray(prompt_ids, np.int32), previous)
         self.completion_ids = np.asarray(completion_ids, np.int32)
-        self.sampler_logprobs = float_array(sampler_logprobs)
+        self.sampler_logprobs = float_array(np.asarray(sampler_logprobs))
         self.set_version(version)
         self.has_tokens = True
 

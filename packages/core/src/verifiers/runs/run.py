@@ -435,7 +435,7 @@ class Run:
         progress = options.progress or Progress()
         progress.total = len(self.plan)
         progress.done = progress.resumed = self.num_resumed
-        async with job_generator(env, context, options) as generate_one:
+        async with self.generator(context) as generate_one:
             if context.score and not options.interleave_scoring:
                 from verifiers.runs.runner import generate_then_score
 
@@ -455,6 +455,10 @@ class Run:
                 jobs = work if self.stopping is None else self.stopping.until_decided(work, store.rows)
                 await runner.run(jobs)
                 await self._tell_decision(store, progress)
+
+    def generator(self, context: RunContext) -> AbstractAsyncContextManager[GenerateJob]:
+        """What makes the rollout of each job; a subclass may take saved ones."""
+        return job_generator(self.env, context, self.options)
 
     def _stopping_rule(self) -> StoppingRule | None:
         options = self.options

@@ -221,8 +221,8 @@ def convert(value: object, hint: object) -> Any:
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 
-    >>> convert(1, Annotated[float, Meta(ge=0.0)]), convert(1, float), convert(["q_proj"], list[str] | str | None)
-    (1.0, 1, ['q_proj'])
+    >>> convert(1, typing.Annotated[float, Meta(ge=0.0)]), convert(["q_proj"], list[str] | str | None)
+    (1.0, ['q_proj'])
     >>> convert(True, int)
     Traceback (most recent call last):
         ...

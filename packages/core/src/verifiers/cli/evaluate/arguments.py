@@ -115,6 +115,7 @@ def click_command() -> click.Command:
 
 def _option(name: str, flag: Flag, hint: object, default: object) -> click.Option:
     kinds = list(parts(hint))
+    kinds += [item for kind in kinds if typing.get_origin(kind) is tuple for item in typing.get_args(kind)]
     form = next((kind for kind in kinds if isinstance(kind, Form)), None)
     choices = next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
     meaning = flag.help

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ CLIENT_TYPES = {  # as in clients.protocol, slow to import
     "responses": "openai_responses",
     "messages": "anthropic_messages",
 }
-EXPORT_FORMATS = ("parquet", "hf", "inspect")  # as in exporting
+ExportFormat = Literal["parquet", "hf", "inspect"]  # as in exporting
+EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_s
 RewardRange = Annotated[Sequence[float], Form("LOW,HIGH", _reward_range)]
 Ignored = Annotated[str, Form("TEXT", lambda value: value)]
 Names = Annotated[tuple[str, ...], Form("A,B", _names)]
-Formats = Annotated[tuple[str, ...], Form("A,B", _formats)]
+Formats = Annotated[tuple[ExportFormat, ...], Form("A,B", _formats)]
 Count = Annotated[int, Meta(ge=1)]
 Number = Annotated[int, Meta(ge=0)]
 NotNegative = Annotated[float, Meta(ge=0.0, le=FINITE, description="a number of at least 0")]
