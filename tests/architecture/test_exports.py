@@ -106,7 +106,7 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
 RAISED_AS_PROTOCOL = frozenset(
     "AttributeError KeyError IndexError TypeError ValueError NotImplementedError AssertionError StopIteration "
     "TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError ModuleNotFoundError "
-    "OutputLimitExceededError Refused".split()  # Refused: an answer of a server to its client
+    "OutputLimitExceededError".split()
 )
 """Builtin errors that say something to Python itself or to the caller of an internal function, and that of Inspect's
 protocol of sandboxes."""

@@ -280,6 +280,20 @@ def test_checkpoints_lie_between_batches_and_a_resumed_run_is_the_same_bit_for_b
     assert weights_hash(rest.model) == weights_hash(whole.model)
 
 
+def fail_at(trainer, step):
+    """Train until an error of the user's code ends the run after ``step`` optimizer steps."""
+    plain = trainer.training_step
+
+    def training_step(*arguments):
+        if trainer.state.global_step == step:
+            raise ZeroDivisionError("a bug")
+        return plain(*arguments)
+
+    trainer.training_step = training_step
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+
 def test_a_run_that_fails_amid_a_batch_resumes_at_the_next_of_its_steps(tmp_path):
     stopped_at = 7
     settings = {"deterministic": True, "updates_per_batch": 2, "num_iterations": 2, "max_steps": 12}
@@ -287,16 +301,7 @@ def test_a_run_that_fails_amid_a_batch_resumes_at_the_next_of_its_steps(tmp_path
     whole = small_trainer(tmp_path / "whole", **settings)
     log = run(whole)
     broken = small_trainer(tmp_path / "parts", **settings)
-    plain = broken.training_step
-
-    def training_step(*given):
-        if broken.state.global_step == stopped_at:
-            raise ZeroDivisionError("a bug")
-        return plain(*given)
-
-    broken.training_step = training_step
-    with pytest.raises(ZeroDivisionError):
-        broken.train()
+    fail_at(broken, stopped_at)
     assert [step for step, _ in checkpoint_files.steps_in(tmp_path / "parts")] == [stopped_at]
     rest = small_trainer(tmp_path / "parts", **settings)
     resumed = run(rest, resume_from_checkpoint=True)
@@ -349,16 +354,7 @@ def test_what_is_fixed_for_a_batch_and_its_position_survive_a_stop_within_it(tmp
     whole = make(tmp_path / "whole", **settings)
     log = run(whole)
     broken = make(tmp_path / "parts", **settings)
-    plain = broken.training_step
-
-    def training_step(*given):
-        if broken.state.global_step == stopped_at:
-            raise ZeroDivisionError("a bug")
-        return plain(*given)
-
-    broken.training_step = training_step
-    with pytest.raises(ZeroDivisionError):
-        broken.train()
+    fail_at(broken, stopped_at)
     rest = make(tmp_path / "parts", **settings)
     assert run(rest, resume_from_checkpoint=True).losses == log.losses[stopped_at:]
     assert weights_hash(rest.model) == weights_hash(whole.model)
